@@ -1,0 +1,90 @@
+"""The contract of an attention backend, and the metadata of a step.
+
+A backend owns the layout of its KV cache: only it reads or writes a cache tensor. It is chosen
+by name in `attention.registry`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one attention layer is. `window`: tokens seen, the current one included; None: all."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Which query tokens belong to which request, and where its keys and values lie.
+
+    Row r owns query tokens query_starts[r] .. query_starts[r+1]-1, which are the last ones of
+    its sequence of seq_lens[r] tokens. All tensors are on the device; lengths are also given
+    as Python ints so that a backend may choose its path without reading the device.
+    """
+
+    query_starts: torch.Tensor  # int32 [rows + 1]
+    seq_lens: torch.Tensor  # int32 [rows]; keys of each row after this step's write
+    block_tables: torch.Tensor  # int32 [rows, most blocks]; unused entries are 0
+    slots: torch.Tensor  # int64 [tokens]; block * block_size + offset, for this step's tokens
+    positions: torch.Tensor  # int64 [tokens]
+    num_tokens: int
+    num_rows: int
+    max_query_len: int
+    max_seq_len: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. An empty tuple of sizes means any."""
+
+    dtypes: tuple[torch.dtype, ...]
+    kv_dtypes: tuple[torch.dtype, ...]
+    devices: tuple[str, ...]
+    head_dims: tuple[int, ...] = ()
+    block_sizes: tuple[int, ...] = ()
+    window: bool = True
+    soft_cap: bool = True
+    graph_safe: bool = False
+
+
+class AttentionBackend(Protocol):
+    """One implementation. Instances hold scratch space only, never a request's state."""
+
+    name: str
+    capabilities: Capabilities
+
+    def kv_layout(
+        self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of one layer's cache tensor, block as its first dimension."""
+        ...
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
+    ) -> None:
+        """Store key and value [tokens, kv_heads, head_dim] at meta.slots of `cache`."""
+        ...
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """Causal attention of query [tokens, heads, head_dim] over `cache`, after `write`.
+
+        Returns [tokens, heads * head_dim] in the query's dtype. A row's result must not depend
+        on the other rows.
+        """
+        ...

@@ -1,0 +1,116 @@
+"""The frozen messages between the scheduler, which decides, and the runner, which computes.
+
+A plan holds all that a step needs, so the runner keeps no state of a request: the same plan
+gives the same result, here or in another process. Lengths are in tokens, positions count from
+0 in the request's own sequence, blocks are physical block ids of the KV pool.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """One token to draw from a row's last logits.
+
+    A pure function of the logits and of this value: nothing is remembered between steps.
+
+    seed: the request's seed (64 bits); index: the choice; position: how many output tokens
+        this choice already has. Random numbers are a function of these three alone.
+    prompt_ids, output_ids: the tokens so far; empty unless `params.needs_history`.
+    min_tokens_left: above 0, `stop_ids` cannot be drawn at this position.
+    stop_ids: end-of-text ids (unless ignored) and the caller's stop ids.
+    bad_words: each banned text as token sequences (from the tokenizer, made once).
+    """
+
+    params: SamplingParams
+    seed: int
+    index: int
+    position: int
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    min_tokens_left: int = 0
+    stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One request's share of a step.
+
+    token_ids: the tokens to compute, at positions start, start + 1, ...
+    block_ids: every block the request holds, in order; covers start + len(token_ids) tokens.
+        The same tuple object is passed until the table changes, so that it can be compared
+        by identity.
+    samples: one spec per choice to draw from the last token's logits; empty while the prompt
+        is not yet complete. More than one only at the end of a prompt with n > 1.
+    prompt_targets: for prompt log-probabilities, the prompt tokens that follow each of
+        `token_ids` (one fewer at the prompt's last token); `num_prompt_logprobs` says how many
+        alternatives, None for off.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[int, ...]
+    samples: tuple[SampleSpec, ...] = ()
+    num_prompt_logprobs: int | None = None
+    prompt_targets: tuple[int, ...] = ()
+    adapter: str | None = None
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one whole block, all layers. `copy`: pool to pool; `out`: pool to host; `in`: back."""
+
+    kind: Literal["copy", "out", "in"]
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step: first the copies, in order, then the rows, all at once."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token itself first, then the likeliest, in order.
+
+    `token_ids[0]` is the sampled (or prompt) token and `ranks[0]` its rank from 1; then the k
+    likeliest tokens with ranks 1..k. The sampled token may occur a second time among them.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row gave: a token per sample spec, or an error that ends this request alone."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results of a plan's rows, in the plan's order."""
+
+    step: int
+    rows: tuple[RowResult, ...]

@@ -1,0 +1,89 @@
+"""Every exception that Octavo raises on purpose.
+
+    OctavoError
+    |-- RequestError (ValueError)             the caller's fault: this request cannot be served
+    |   |-- RequestTypeError (TypeError)      a field has the wrong type
+    |   |-- ContextLengthError                prompt or prompt + max_tokens does not fit
+    |   `-- QueueFullError                    too many requests wait; try again later
+    |-- ConfigError (ValueError)              the operator's fault: this engine cannot start
+    |   |-- ModelNotFoundError                no such folder, file, or name
+    |   |-- CheckpointError                   weights or their description are broken or unknown
+    |   `-- NotEnoughMemoryError              no room for the weights or for one KV block
+    `-- EngineError (RuntimeError)            our fault
+        `-- EngineDeadError                   the engine has stopped; `reason` says why
+
+A caller's or operator's error is raised before any work is done and says three things: the
+field, the value it had, and what would be right. Asserts are kept for our own invariants.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class OctavoError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class RequestError(OctavoError, ValueError):
+    """A request that cannot be served.
+
+    `param` is the field at fault (None if there is none); `code` is a stable word for programs.
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestTypeError(RequestError, TypeError):
+    """A field of a request has the wrong type."""
+
+    code = "invalid_type"
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or the prompt with `max_tokens`, is longer than the model's window."""
+
+    code = "context_length_exceeded"
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its limit; the same request may be served later."""
+
+    code = "queue_full"
+
+
+class ConfigError(OctavoError, ValueError):
+    """The engine cannot start with this configuration."""
+
+
+class ModelNotFoundError(ConfigError):
+    """The model's path or name leads nowhere."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is damaged, incomplete, or of a kind that is not known."""
+
+
+class NotEnoughMemoryError(ConfigError):
+    """The memory given holds no KV block, or not even the weights."""
+
+
+class EngineError(OctavoError, RuntimeError):
+    """Something failed inside the engine."""
+
+
+class EngineDeadError(EngineError):
+    """The engine has stopped and answers nothing more."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine is dead: {reason}")
+        self.reason = reason
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as `; did you mean 'top_p'?`, or '' where nothing known is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,41 @@
+"""Logger set-up, and the only reader of the environment.
+
+Environment variables never change what is computed: they only say where files go, how loud
+the log is, and hold secrets that must not stand on a command line.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """A logger below `octavo`. Quiet until `configure` is called, as a library should be."""
+    return logging.getLogger(name if name.startswith("octavo") else f"octavo.{name}")
+
+
+def configure(level: str | None = None) -> None:
+    """Send Octavo's log to stderr. `level` defaults to OCTAVO_LOG_LEVEL, then to 'info'."""
+    root = logging.getLogger("octavo")
+    root.setLevel((level or os.environ.get("OCTAVO_LOG_LEVEL", "info")).upper())
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+        root.addHandler(handler)
+        root.propagate = False
+
+
+def cache_dir() -> Path:
+    """The user's cache folder for models and compiled kernels (not created here)."""
+    if own := os.environ.get("OCTAVO_CACHE_DIR"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def api_key_from_environment() -> str | None:
+    """OCTAVO_API_KEY, so that the key need not stand in the process list."""
+    return os.environ.get("OCTAVO_API_KEY") or None
