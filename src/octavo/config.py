@@ -123,7 +123,7 @@ def _check_type(item: "Field[Any]", value: object) -> None:
     if not good:
         raise ConfigError(f"{item.name} must be {wanted}, not {value!r}")
     low = item.metadata.get("low")
-    if low is not None and value < low:  # type: ignore[operator]
+    if low is not None and value < low:
         raise ConfigError(f"{item.name} must be at least {low}, not {value}")
 
 
