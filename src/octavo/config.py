@@ -4,7 +4,7 @@ Every field of `EngineConfig` is a keyword of `LLM(...)` and a flag of `octavo s
 (`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are made
 from the fields, so the two cannot drift apart. A new value is made with `with_`; nothing is
 changed in place. What depends on the model (its window, the KV budget) is not known here: the
-runner derives it and reports it in `engine.executor.EngineLimits`.
+runner derives it and reports it in `core.plan.RunnerLimits`.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type, skip: tuple[str, ...] = ()) -> None:
+def add_flags(parser: argparse._ActionsContainer, cls: type, skip: tuple[str, ...] = ()) -> None:
     """Give `parser` one flag for each field of `cls`. Flags left out leave no attribute."""
     for item in fields(cls):
         if item.name in skip:

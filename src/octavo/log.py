@@ -17,10 +17,10 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name.startswith("octavo") else f"octavo.{name}")
 
 
-def configure(level: str | None = None) -> None:
-    """Send Octavo's log to stderr. `level` defaults to OCTAVO_LOG_LEVEL, then to 'info'."""
+def configure(level: str | None = None, default: str = "info") -> None:
+    """Send Octavo's log to stderr. `level` defaults to OCTAVO_LOG_LEVEL, then to `default`."""
     root = logging.getLogger("octavo")
-    root.setLevel((level or os.environ.get("OCTAVO_LOG_LEVEL", "info")).upper())
+    root.setLevel((level or os.environ.get("OCTAVO_LOG_LEVEL") or default).upper())
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
