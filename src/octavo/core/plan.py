@@ -5,8 +5,8 @@ gives the same result, here or in another process. Lengths are in tokens, positi
 0 in the request's own sequence, blocks are physical block ids of the KV pool.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from octavo.params import SamplingParams
 
@@ -114,3 +114,35 @@ class StepResult:
 
     step: int
     rows: tuple[RowResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """What a loaded runner can do, as plain values that may cross a process border.
+
+    num_blocks: KV blocks in the pool, the null block 0 included; each has `block_bytes` bytes
+        over all layers. num_host_blocks: blocks of the swap pool.
+    max_model_len: tokens of one request, prompt and output together; fits the pool.
+    eos_token_ids: every id that ends a text. generation_defaults: sampling values that the
+        checkpoint recommends. memory: the KV budget's sum, term by term, in bytes.
+    """
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    num_host_blocks: int = 0
+    model: str = ""
+    architecture: str = ""
+    dtype: str = ""
+    kv_cache_dtype: str = ""
+    device: str = ""
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return (self.num_blocks - 1) * self.block_size

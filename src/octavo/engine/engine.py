@@ -1,0 +1,164 @@
+"""The engine: requests in, tokens out. One step is three calls: plan, run, commit.
+
+It joins the scheduler, which decides, and the executor, which computes, and knows neither text
+nor sockets. Not thread-safe: one thread owns an engine.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from octavo.config import EngineConfig
+from octavo.core.kv_manager import KVManager
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.policy import Policy
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler, Update
+from octavo.engine.admission import admit
+from octavo.engine.executor import Executor
+from octavo.engine.stats import EngineStats, StatsRecorder
+from octavo.errors import EngineDeadError, QueueFullError
+from octavo.log import get_logger
+from octavo.params import SamplingParams
+
+logger = get_logger(__name__)
+
+Clock = Callable[[], float]
+
+
+class Engine:
+    """Runs requests to their end over one executor.
+
+    `clock` gives seconds, monotonic; a simulation passes its own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        policy: Policy,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        limits = executor.limits
+        self.config = config
+        self.executor = executor
+        self.limits = limits
+        self.clock = clock
+        self.scheduler = Scheduler(
+            KVManager(limits.num_blocks, limits.block_size, config.enable_prefix_caching),
+            policy,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+        self.recorder = StatsRecorder()
+        self._dead: str | None = None
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        deadline: float | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        """Queue one request. `request_id` is unique among those in flight.
+
+        Raises RequestError before any work if it cannot be served, QueueFullError when too many
+        wait, EngineDeadError when the engine has stopped.
+        """
+        self._check_alive()
+        max_tokens = admit(prompt_token_ids, params, self.limits)
+        if self.scheduler.num_waiting >= self.config.waiting_limit:
+            raise QueueFullError(
+                f"{self.scheduler.num_waiting} requests wait already, which is the limit "
+                "(max_waiting); try again later"
+            )
+        now = self.clock() if arrival_time is None else arrival_time
+        eos = self.limits.eos_token_ids
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids(params, eos),
+            eos_ids=() if params.ignore_eos else eos,
+            bad_words=bad_words,
+            arrival_time=now,
+            priority=priority,
+            cache_salt=cache_salt,
+            deadline=deadline,
+        )
+        self.scheduler.add(request)
+        self.recorder.arrived(request_id, now, len(prompt_token_ids), params.n)
+
+    def step(self) -> list[Update]:
+        """Plan, run, commit. What each choice gained; empty when nothing could run.
+
+        Raises EngineDeadError if the executor fails; the engine is dead from then on.
+        """
+        self._check_alive()
+        started = self.clock()
+        plan = self.scheduler.schedule(started)
+        result = self._run(plan)
+        ended = self.clock()
+        updates = self.scheduler.commit(plan, result, ended)
+        if plan.rows:
+            self.recorder.step(plan, updates, started, ended)
+        return updates
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, all its choices, and free its blocks. False if it is not in flight."""
+        known = self.scheduler.abort(request_id)
+        self.recorder.aborted(request_id)
+        return known
+
+    def finish_choice(self, request_id: str, index: int) -> None:
+        """End one choice that a stop string has ended, seen where the text is."""
+        self.scheduler.finish_choice(request_id, index)
+        self.recorder.choice_stopped(request_id, self.clock())
+
+    def has_work(self) -> bool:
+        return self._dead is None and self.scheduler.has_work()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes that no running request holds. False if some are held."""
+        return self.scheduler.kv.reset_prefix_cache()
+
+    def close(self) -> None:
+        self._dead = self._dead or "it was closed"
+        self.executor.close()
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.recorder.snapshot(self.scheduler, self.clock())
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is dead, or None."""
+        return self._dead
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        if not plan.rows and not plan.copies:
+            return StepResult(plan.step, ())
+        try:
+            return self.executor.execute(plan)
+        except Exception as error:
+            self._dead = f"{type(error).__name__}: {error}"
+            logger.exception("step %d failed; the engine stops", plan.step)
+            raise EngineDeadError(self._dead) from error
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+
+
+def stop_ids(params: SamplingParams, eos: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that end a text: end-of-text ids unless ignored, and the caller's own."""
+    own = tuple(params.stop_token_ids or ())
+    return own if params.ignore_eos else (*eos, *(i for i in own if i not in eos))

@@ -1,0 +1,341 @@
+"""`LLM`: the offline face, over an engine in this process."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.config import EngineConfig
+from octavo.core.policy import Policy, create_policy
+from octavo.engine.admission import admit
+from octavo.engine.engine import Engine
+from octavo.engine.executor import Executor, create_executor
+from octavo.engine.output import OutputProcessor
+from octavo.errors import RequestError, RequestTypeError
+from octavo.log import get_logger
+from octavo.models.files import resolve
+from octavo.outputs import RequestOutput
+from octavo.params import RequestOutputKind, SamplingParams
+from octavo.text.chat import render_chat
+from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
+
+logger = get_logger(__name__)
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One checked request, not yet known to the engine."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    bad_words: tuple[tuple[int, ...], ...]
+    priority: int
+
+    def of_kind(self, kind: RequestOutputKind) -> "_Job":
+        return replace(self, params=self.params.with_(output_kind=kind))
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Keywords are the fields of `config.EngineConfig`, in vLLM's names; `scheduler` also takes a
+    policy object of `octavo.schedulers`. Raises ConfigError for an unknown or unfit keyword, a
+    missing or broken model, or too little memory.
+
+    >>> llm = LLM("smollm2")
+    >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].outputs[0].text
+    """
+
+    def __init__(
+        self, model: str = "smollm2", *, scheduler: str | Policy = "fifo", **options: Any
+    ) -> None:
+        name = scheduler if isinstance(scheduler, str) else "custom"
+        config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
+        policy = create_policy(scheduler)
+        files = resolve(config.model, config.revision)
+        source = resolve(config.tokenizer) if config.tokenizer else files
+        self._setup(config, policy, create_executor(config), load_tokenizer(source))
+
+    @classmethod
+    def over(
+        cls,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        policy: Policy | None = None,
+    ) -> "LLM":
+        """An LLM over an executor of one's own, such as `engine.fake.FakeRunner`."""
+        llm = cls.__new__(cls)
+        llm._setup(config, policy or create_policy(config.scheduler), executor, tokenizer)
+        return llm
+
+    def _setup(
+        self, config: EngineConfig, policy: Policy, executor: Executor, tokenizer: Tokenizer
+    ) -> None:
+        self.config = config
+        self.engine = Engine(config, executor, policy)
+        self._tokenizer = tokenizer
+        self._outputs = OutputProcessor(tokenizer)
+        self._ids = itertools.count()
+        self._inbox: dict[str, deque[RequestOutput]] = {}  # of requests in flight
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; outputs come in the order of the prompts.
+
+        A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids":
+        ids}`, or a list of those. `sampling_params` is one value for all or one for each;
+        None takes the model's own defaults. Every prompt is checked before any is computed.
+        Raises RequestError (RequestTypeError for a wrong type) naming what is wrong.
+        """
+        jobs = self._jobs(_prompt_list(prompts), sampling_params, priority)
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list, through the model's chat template.
+
+        Without `sampling_params` the answer may fill the model's window. Raises RequestError.
+        """
+        conversations = [messages] if _is_conversation(messages) else list(messages)
+        prompts = [
+            self._render(
+                conversation,  # type: ignore[arg-type]
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params().with_(max_tokens=None)
+        return self._run(self._jobs(prompts, sampling_params, priority), use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Generate for one prompt or one conversation and yield what is new at each step.
+
+        Closing the iterator aborts the request.
+        """
+        if _is_conversation(prompt):
+            ids = self._render(prompt)  # type: ignore[arg-type]
+            params = sampling_params or self.get_default_sampling_params().with_(max_tokens=None)
+            jobs = self._jobs([ids], params, 0)
+        else:
+            jobs = self._jobs(_prompt_list(prompt), sampling_params, 0)  # type: ignore[arg-type]
+        if len(jobs) != 1:
+            raise RequestError(f"stream takes one prompt, not {len(jobs)}", "prompt")
+        return self._stream(jobs[0])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the cached prefixes. False if running requests still hold some."""
+        return self.engine.reset_prefix_cache()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own sampling defaults, or the built-in ones if those are switched off."""
+        if self.config.generation_config == "octavo":
+            return SamplingParams()
+        return SamplingParams(**self.engine.limits.generation_defaults)
+
+    def close(self) -> None:
+        """Give back the memory. The LLM is of no use afterwards."""
+        self.engine.close()
+
+    def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:
+        text, ids = render_chat(self._tokenizer, conversation, **options)
+        return {"prompt": text, "prompt_token_ids": ids}
+
+    def _jobs(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+    ) -> list[_Job]:
+        count = len(prompts)
+        each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
+        ranks = _spread("priority", priority, count)
+        return [self._job(*job) for job in zip(prompts, each, ranks, strict=True)]
+
+    def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Job:
+        if not isinstance(params, SamplingParams):
+            raise RequestTypeError(
+                f"sampling_params must be SamplingParams, not {type(params).__name__}",
+                "sampling_params",
+            )
+        text, ids = self._tokens(prompt)
+        admit(ids, params, self.engine.limits)
+        words = bad_words_ids(self._tokenizer, params.bad_words) if params.bad_words else ()
+        return _Job(text, ids, params, words, priority)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise RequestError(
+                    f"a prompt dict has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}",
+                    "prompt",
+                )
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), _token_list(prompt["prompt_token_ids"])
+            return self._tokens(_text(prompt["prompt"]))
+        return None, _token_list(prompt)
+
+    def _add(self, job: _Job) -> str:
+        request_id = str(next(self._ids))
+        now = time.monotonic()
+        self.engine.add_request(
+            request_id,
+            job.token_ids,
+            job.params,
+            arrival_time=now,
+            priority=job.priority,
+            bad_words=job.bad_words,
+        )
+        self._outputs.add(request_id, job.prompt, job.token_ids, job.params, now)
+        self._inbox[request_id] = deque()
+        return request_id
+
+    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
+        """Run jobs to their ends. On any error, Ctrl-C included, all are aborted."""
+        ids: list[str] = []
+        done: dict[str, RequestOutput] = {}
+        waiting = iter([job.of_kind(RequestOutputKind.FINAL_ONLY) for job in jobs])
+        bar = tqdm(total=len(jobs), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
+        try:
+            with bar:
+                while len(done) < len(jobs):
+                    self._feed(waiting, ids)
+                    self._step()
+                    for output in self._finished(ids, done):
+                        done[output.request_id] = output
+                        bar.set_postfix_str(f"{self.engine.stats.throughput:.0f} tok/s", False)
+                        bar.update(1)
+        except BaseException:
+            self._abort([i for i in ids if i not in done])
+            raise
+        return [done[request_id] for request_id in ids]
+
+    def _feed(self, jobs: Iterator[_Job], ids: list[str]) -> None:
+        """Hand the engine as many jobs as its queue takes: a long list never overfills it."""
+        room = self.config.waiting_limit - self.engine.scheduler.num_waiting
+        for job in itertools.islice(jobs, max(0, room)):
+            ids.append(self._add(job))
+
+    def _finished(
+        self, ids: Sequence[str], done: Mapping[str, RequestOutput]
+    ) -> Iterator[RequestOutput]:
+        for request_id in ids:
+            box = self._inbox.get(request_id)
+            if request_id not in done and box:
+                del self._inbox[request_id]
+                yield box.pop()
+
+    def _step(self) -> None:
+        """One step of the engine; outputs go to the inbox of whoever asked for them."""
+        outputs, stops = self._outputs.process(self.engine.step(), time.monotonic())
+        for request_id, index in stops:
+            self.engine.finish_choice(request_id, index)
+        for output in outputs:
+            self._inbox[output.request_id].append(output)
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        for request_id in ids:
+            self.engine.abort(request_id)
+            self._outputs.abort(request_id)
+            self._inbox.pop(request_id, None)
+
+    def _stream(self, job: _Job) -> Iterator[RequestOutput]:
+        request_id = self._add(job.of_kind(RequestOutputKind.DELTA))
+        box = self._inbox[request_id]
+        finished = False
+        try:
+            while not finished:
+                while not box:
+                    self._step()
+                output = box.popleft()
+                finished = output.finished
+                yield output
+        finally:
+            if finished:
+                del self._inbox[request_id]
+            else:
+                self._abort([request_id])
+
+
+def _is_conversation(value: object) -> bool:
+    """Whether `value` is one list of messages: dicts that have a role."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) > 0
+        and isinstance(value[0], Mapping)
+        and "role" in value[0]
+    )
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestTypeError(
+            f"prompts must be a text, token ids, a dict, or a list of those, not "
+            f"{type(prompts).__name__}",
+            "prompt",
+        )
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]  # token ids of one prompt
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise RequestTypeError(f"a prompt's text must be a string, not {value!r}", "prompt")
+    return value
+
+
+def _token_list(value: object) -> list[int]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise RequestTypeError(
+            f"a prompt must be a text or token ids, not {type(value).__name__}", "prompt"
+        )
+    return list(value)
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each of `count` prompts."""
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts", name)
+    return list(value)

@@ -1,0 +1,78 @@
+"""A plan's rows as the flat tensors that the model reads, in buffers made once.
+
+Nothing of a request lives here from step to step but the block table that was last written for
+a row position, kept so that a table which did not change is not copied again.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.attention.base import AttentionMetadata
+from octavo.core.plan import PlanRow, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """token_ids: int64 [tokens]. sample_index: int64 [sampled rows], the last token of each row
+    that draws; empty when none does."""
+
+    token_ids: torch.Tensor
+    meta: AttentionMetadata
+    sample_index: torch.Tensor
+
+
+class BatchBuilder:
+    """Builds StepInputs. Buffers grow to the largest step seen and are then reused."""
+
+    def __init__(self, block_size: int, max_blocks: int, device: str) -> None:
+        self._block_size = block_size
+        self._max_blocks = max_blocks
+        self._device = device
+        self._tables = np.zeros((0, max_blocks), np.int32)
+        self._held: list[tuple[int, ...]] = []
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        rows = plan.rows
+        counts = np.fromiter((len(r.token_ids) for r in rows), np.int64, len(rows))
+        starts = np.fromiter((r.start for r in rows), np.int64, len(rows))
+        ends = np.cumsum(counts)
+        tokens = np.array([t for r in rows for t in r.token_ids], np.int64)
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(len(tokens)) + (starts - ends + counts)[row_of]
+        tables = self._fill_tables(rows)
+        size = self._block_size
+        slots = tables[row_of, positions // size].astype(np.int64) * size + positions % size
+        seq_lens = starts + counts
+        most_blocks = int(-(-seq_lens.max() // size))
+        meta = AttentionMetadata(
+            query_starts=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            seq_lens=self._tensor(seq_lens.astype(np.int32)),
+            block_tables=self._tensor(tables[:, :most_blocks]),
+            slots=self._tensor(slots),
+            positions=self._tensor(positions),
+            num_tokens=len(tokens),
+            num_rows=len(rows),
+            max_query_len=int(counts.max()),
+            max_seq_len=int(seq_lens.max()),
+            block_size=size,
+        )
+        sampled = np.fromiter((bool(r.samples) for r in rows), np.bool_, len(rows))
+        return StepInputs(self._tensor(tokens), meta, self._tensor((ends - 1)[sampled]))
+
+    def _fill_tables(
+        self, rows: tuple[PlanRow, ...]
+    ) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+        if len(rows) > len(self._tables):
+            self._tables = np.zeros((2 * len(rows), self._max_blocks), np.int32)
+            self._held = [()] * (2 * len(rows))
+        for index, row in enumerate(rows):
+            # The scheduler passes the same tuple until a table changes.
+            if self._held[index] is not row.block_ids:
+                self._tables[index, : len(row.block_ids)] = row.block_ids
+                self._held[index] = row.block_ids
+        return self._tables[: len(rows)]
+
+    def _tensor(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -1,0 +1,250 @@
+"""Loads a model, sizes its KV cache, and executes plans: the only caller of `forward`."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from octavo.attention.base import AttentionBackend
+from octavo.config import EngineConfig
+from octavo.core.plan import (
+    PlanRow,
+    RowResult,
+    RunnerLimits,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from octavo.errors import ConfigError, NotEnoughMemoryError
+from octavo.log import get_logger
+from octavo.models.decoder import Decoder
+from octavo.models.loader import load_model
+from octavo.params import SamplingParams
+from octavo.runner import memory
+from octavo.runner.batch import BatchBuilder
+from octavo.runner.kv_cache import KVCache, block_bytes
+from octavo.runner.sampler import Sampled, prompt_logprobs, sample
+
+logger = get_logger(__name__)
+
+# Logits are fp32: this bounds one piece of them to 128 MiB, whatever the vocabulary.
+_LOGITS_AT_ONCE = 2**25
+_PROBE_TOKENS = 256
+
+
+class ModelRunner:
+    """One model on one device. Raises ConfigError when it cannot be set up."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        began = time.perf_counter()
+        self.config = config
+        self.device = "cpu"
+        self.dtype = resolve_dtype(config.dtype)
+        self.model: Decoder = load_model(config, self.device, self.dtype)
+        loaded = time.perf_counter()
+        self.kv_dtype = (
+            self.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
+        )
+        self.backend: AttentionBackend = self.model.backend
+        specs = self.model.attention_specs
+        self._block_bytes = block_bytes(self.backend, specs, config.block_size, self.kv_dtype)
+        budget, terms = self._kv_budget()
+        self.limits = self._limits(budget, terms)
+        self.cache = self._make_cache(self.limits.num_blocks)
+        self.builder = self._make_builder(self.limits.max_model_len)
+        logger.info(
+            "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
+            "(%.1f requests of %d); load %.2f s, sizing %.2f s",
+            self.limits.model, self.limits.architecture, self.limits.dtype,
+            self.limits.kv_cache_dtype, self.limits.num_blocks - 1, config.block_size,
+            self.limits.kv_tokens, self.limits.kv_tokens / self.limits.max_model_len,
+            self.limits.max_model_len, loaded - began, time.perf_counter() - loaded,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Copies first, then all rows at once through the model, then the draws."""
+        if plan.copies:
+            self.cache.copy(plan.copies)
+        if not plan.rows:
+            return StepResult(plan.step, ())
+        inputs = self.builder.build(plan)
+        hidden = self.model.forward(inputs.token_ids, inputs.meta, self.cache.layers)
+        drawing = [row for row in plan.rows if row.samples]
+        drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
+        prompts = self._prompt_logprobs(plan, hidden)
+        return StepResult(
+            plan.step,
+            tuple(
+                _row_result(
+                    row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ())
+                )
+                for row in plan.rows
+            ),
+        )
+
+    def explain(self) -> dict[str, str]:
+        return {**self.model.explain(), "attention": self.backend.name}
+
+    def close(self) -> None:
+        del self.cache
+
+    def _draw(self, last: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
+        """last: [drawing rows, hidden]. A result per sample spec, in the plan's order."""
+        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
+        for begin in range(0, len(rows), piece):
+            part = rows[begin : begin + piece]
+            logits = self.model.logits(last[begin : begin + piece])
+            choices = [len(row.samples) for row in part]
+            if max(choices) > 1:  # the choices of one prompt draw from one row of logits
+                yield from self._draw_choices(logits, part)
+            else:
+                yield from sample(logits, [row.samples[0] for row in part])
+
+    def _draw_choices(self, logits: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
+        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
+        owners = [i for i, row in enumerate(rows) for _ in row.samples]
+        specs = [spec for row in rows for spec in row.samples]
+        for begin in range(0, len(specs), piece):
+            copies = logits[torch.tensor(owners[begin : begin + piece])]
+            yield from sample(copies, specs[begin : begin + piece])
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, hidden: torch.Tensor
+    ) -> dict[str, tuple[TokenLogprobs, ...]]:
+        found: dict[str, tuple[TokenLogprobs, ...]] = {}
+        begin = 0
+        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
+        for row in plan.rows:
+            if row.num_prompt_logprobs is not None and row.prompt_targets:
+                entries: list[TokenLogprobs] = []
+                for at in range(0, len(row.prompt_targets), piece):
+                    targets = row.prompt_targets[at : at + piece]
+                    logits = self.model.logits(hidden[begin + at : begin + at + len(targets)])
+                    entries += prompt_logprobs(logits, targets, row.num_prompt_logprobs)
+                found[row.request_id] = tuple(entries)
+            begin += len(row.token_ids)
+        return found
+
+    def _kv_budget(self) -> tuple[int, dict[str, int]]:
+        """Bytes for KV blocks, and the terms of the sum."""
+        config = self.config
+        if config.num_gpu_blocks_override is not None:
+            return config.num_gpu_blocks_override * self._block_bytes, {}
+        if config.kv_cache_memory_bytes is not None:
+            return config.kv_cache_memory_bytes, {}
+        found = memory.measure(config.gpu_memory_utilization, self._step_peak())
+        logger.info("KV memory: %s", found.explain())
+        return found.budget, {
+            "total": found.total, "limit": found.limit, "used": found.used,
+            "step_peak": found.step_peak, "kv": found.budget,
+        }  # fmt: skip
+
+    def _step_peak(self) -> int:
+        """Memory that one full step takes, measured on a part of it and scaled up.
+
+        Activations grow with the tokens of a step, so a quarter of a second of work is enough
+        to measure them; logits are bounded by their piece. This is an ordinary step over a
+        made-up plan, so it also compiles and warms what the first request will need.
+        """
+        size, tokens = self.config.block_size, self.config.max_num_batched_tokens
+        probe = min(_PROBE_TOKENS, tokens, self.model.spec.max_position)
+        blocks = -(-probe // size)
+        self.limits = self._bare_limits(blocks + 1, probe)
+        self.cache = self._make_cache(blocks + 1)
+        self.builder = self._make_builder(blocks * size)
+        table = tuple(range(1, blocks + 1))
+        spec = SampleSpec(SamplingParams(temperature=0), seed=0, index=0, position=0)
+        plan = StepPlan(0, (PlanRow("probe", (0,) * probe, 0, table, (spec,)),))
+        memory.reset_peak()
+        before = memory.resident_bytes()
+        self.execute(plan)
+        grown = max(0, memory.peak_bytes() - before)
+        logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
+        return grown * -(-tokens // probe) + logits
+
+    def _limits(self, budget: int, terms: dict[str, int]) -> RunnerLimits:
+        """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
+        size = self.config.block_size
+        blocks = budget // self._block_bytes
+        if blocks < 1:
+            raise NotEnoughMemoryError(
+                f"no room for one KV block: {budget} bytes are left for KV and a block of {size} "
+                f"tokens takes {self._block_bytes}; raise gpu_memory_utilization or "
+                "kv_cache_memory_bytes, or give the machine more memory"
+            )
+        window = self.config.max_model_len or self.model.spec.max_position
+        if window > blocks * size:
+            if self.config.max_model_len is not None:
+                raise ConfigError(
+                    f"max_model_len is {window} but the KV cache holds {blocks * size} tokens "
+                    f"({blocks} blocks of {size}); set max_model_len to at most {blocks * size}, "
+                    "or give the KV cache more memory"
+                )
+            logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache "
+                           "holds", blocks * size, window)  # fmt: skip
+            window = blocks * size
+        return self._bare_limits(blocks + 1, window, terms)
+
+    def _bare_limits(
+        self, num_blocks: int, max_model_len: int, terms: dict[str, int] | None = None
+    ) -> RunnerLimits:
+        spec, config = self.model.spec, self.config
+        if config.max_model_len is not None and config.max_model_len > spec.max_position:
+            raise ConfigError(
+                f"max_model_len is {config.max_model_len}; the model was made for at most "
+                f"{spec.max_position} tokens"
+            )
+        return RunnerLimits(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            block_bytes=self._block_bytes,
+            max_model_len=max_model_len,
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            model=config.model,
+            architecture=spec.architecture,
+            dtype=str(self.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(self.kv_dtype).removeprefix("torch."),
+            device=self.device,
+            generation_defaults=dict(spec.generation_defaults),
+            memory=terms or {},
+        )
+
+    def _make_cache(self, num_blocks: int) -> KVCache:
+        return KVCache(
+            self.backend, self.model.attention_specs, num_blocks, self.config.block_size,
+            self.kv_dtype, self.device,
+        )  # fmt: skip
+
+    def _make_builder(self, max_model_len: int) -> BatchBuilder:
+        blocks = -(-max_model_len // self.config.block_size)
+        return BatchBuilder(self.config.block_size, blocks, self.device)
+
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """`auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.bfloat16 if _bf16_in_hardware() else torch.float32
+
+
+def _bf16_in_hardware() -> bool:
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+
+
+def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
+    error = next((d.error for d in drawn if d.error), None)
+    if error:
+        return RowResult(row.request_id, error=error)
+    return RowResult(
+        row.request_id,
+        tuple(d.token_id for d in drawn),
+        tuple(d.logprobs for d in drawn),
+        prompt,
+    )
