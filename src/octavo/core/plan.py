@@ -11,8 +11,7 @@ from typing import Any, Literal
 from octavo.params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """One token to draw from a row's last logits.
 
     A pure function of the logits and of this value: nothing is remembered between steps.
@@ -36,8 +35,7 @@ class SampleSpec:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanRow(msgspec.Struct, frozen=True, gc=False):
     """One request's share of a step.
 
     token_ids: the tokens to compute, at positions start, start + 1, ...
@@ -62,8 +60,7 @@ class PlanRow:
     num_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(msgspec.Struct, frozen=True, gc=False):
     """Copy one whole block, all layers. `copy`: pool to pool; `out`: pool to host; `in`: back."""
 
     kind: Literal["copy", "out", "in"]
@@ -71,8 +68,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """A step: first the copies, in order, then the rows, all at once."""
 
     step: int
@@ -84,8 +80,7 @@ class StepPlan:
         return sum(len(row.token_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities at one position: the token itself first, then the likeliest, in order.
 
     `token_ids[0]` is the sampled (or prompt) token and `ranks[0]` its rank from 1; then the k
@@ -97,8 +92,7 @@ class TokenLogprobs:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, gc=False):
     """What a row gave: a token per sample spec, or an error that ends this request alone."""
 
     request_id: str
@@ -108,16 +102,14 @@ class RowResult:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """The results of a plan's rows, in the plan's order."""
 
     step: int
     rows: tuple[RowResult, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerLimits:
+class RunnerLimits(msgspec.Struct, frozen=True, gc=False):
     """What a loaded runner can do, as plain values that may cross a process border.
 
     num_blocks: KV blocks in the pool, the null block 0 included; each has `block_bytes` bytes
