@@ -3,10 +3,16 @@
 A plan holds all that a step needs, so the runner keeps no state of a request: the same plan
 gives the same result, here or in another process. Lengths are in tokens, positions count from
 0 in the request's own sequence, blocks are physical block ids of the KV pool.
+
+What a step makes anew are msgspec structs: as frozen as a dataclass, but made in 0.1 us instead
+of 1.1 us, and a step of 128 rows makes about 500. They hold no cycles, so the garbage collector
+need not look at them.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from octavo.params import SamplingParams
 
@@ -109,7 +115,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     rows: tuple[RowResult, ...]
 
 
-class RunnerLimits(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
     """What a loaded runner can do, as plain values that may cross a process border.
 
     num_blocks: KV blocks in the pool, the null block 0 included; each has `block_bytes` bytes
