@@ -1,0 +1,118 @@
+"""Names of attention backends, the rule behind "auto", and the check of what a backend can do."""
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+
+from octavo.attention.base import AttentionBackend, AttentionSpec
+from octavo.errors import ConfigError, nearest
+
+# Name -> where the class is; a user's own classes are kept as they are.
+_BUILT_IN = {
+    "cpu": "octavo.attention.cpu:CpuAttention",
+    "torch": "octavo.attention.torch_ref:TorchAttention",
+}
+_registered: dict[str, type[AttentionBackend]] = {}
+
+
+def register_attention_impl(name: str, impl: type[AttentionBackend]) -> None:
+    """Make `LLM(attention_impl=name)` use `impl`, a class whose instances are backends.
+
+    Raises ConfigError for an empty name, "auto", a built-in name, or a class that lacks a part
+    of the contract (`octavo.attention.AttentionBackend`). A name given again replaces the class.
+    """
+    if not name or name == "auto" or name in _BUILT_IN:
+        raise ConfigError(
+            f"attention impl name {name!r} is taken or empty; choose another than "
+            f"'auto', {', '.join(map(repr, sorted(_BUILT_IN)))}"
+        )
+    parts = ("capabilities", "kv_layout", "write", "attend")
+    if missing := [part for part in parts if not hasattr(impl, part)]:
+        raise ConfigError(
+            f"attention impl {name!r} lacks {', '.join(missing)}; a backend has {', '.join(parts)}"
+        )
+    _registered[name] = impl
+
+
+def names() -> list[str]:
+    """Every name that `create` takes, "auto" first."""
+    return ["auto", *sorted({*_BUILT_IN, *_registered})]
+
+
+def create(
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    specs: Iterable[AttentionSpec] = (),
+    block_size: int | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> AttentionBackend:
+    """The backend called `name`, checked against everything that it will have to serve.
+
+    "auto" is the first of cpu, torch that can do it. Raises ConfigError for an unknown name
+    (listing the known ones) and for a request beyond the backend's capabilities (saying which).
+    """
+    specs = list(specs)
+    wanted = ["torch"] if name == "auto" else [name]
+    reasons: list[str] = []
+    for candidate in wanted:
+        impl = _find(candidate)
+        found = _objections(impl, device, dtype, specs, block_size, kv_dtype or dtype)
+        if not found:
+            return impl()
+        reasons.append(f"{candidate}: {'; '.join(found)}")
+    raise ConfigError(f"attention_impl {name!r} cannot serve this model. {' | '.join(reasons)}")
+
+
+def _find(name: str) -> type[AttentionBackend]:
+    if name in _registered:
+        return _registered[name]
+    if name not in _BUILT_IN:
+        raise ConfigError(
+            f"unknown attention_impl {name!r}; known: {', '.join(names())}{nearest(name, names())}"
+        )
+    if name == "cpu":
+        from octavo.attention.cpu import CpuAttention as impl  # noqa: PLC0415  (imports numba)
+    else:
+        from octavo.attention.torch_ref import TorchAttention as impl  # type: ignore[assignment]
+    return cast("type[AttentionBackend]", impl)
+
+
+def _objections(
+    impl: type[AttentionBackend],
+    device: str,
+    dtype: torch.dtype,
+    specs: list[AttentionSpec],
+    block_size: int | None,
+    kv_dtype: torch.dtype,
+) -> list[str]:
+    """Everything asked for that `impl` cannot do, each in words; empty if it can."""
+    can = impl.capabilities
+    kind = device.partition(":")[0]
+    found: list[str] = []
+    if kind not in can.devices:
+        found.append(f"device {kind!r} is not one of {_listed(can.devices)}")
+    if dtype not in can.dtypes:
+        found.append(f"dtype {_name(dtype)} is not one of {_listed(map(_name, can.dtypes))}")
+    if kv_dtype not in can.kv_dtypes:
+        wanted = _listed(map(_name, can.kv_dtypes))
+        found.append(f"kv_cache_dtype {_name(kv_dtype)} is not one of {wanted}")
+    if block_size and can.block_sizes and block_size not in can.block_sizes:
+        found.append(f"block_size {block_size} is not one of {_listed(can.block_sizes)}")
+    for head_dim in sorted({s.head_dim for s in specs}):
+        if can.head_dims and head_dim not in can.head_dims:
+            found.append(f"head size {head_dim} is not one of {_listed(can.head_dims)}")
+    if not can.window and any(s.window is not None for s in specs):
+        found.append("it has no sliding window")
+    if not can.soft_cap and any(s.soft_cap is not None for s in specs):
+        found.append("it has no soft cap")
+    return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,46 @@
+"""Which function serves an op on a device in a dtype, and why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from octavo.kernels import reference
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The ops of a device and dtype; signatures and meaning as in `kernels.reference`."""
+
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Pair]
+    head_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
+    rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    gelu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    reason: str
+
+    def explain(self) -> dict[str, str]:
+        """For each op, the function that serves it and why it was chosen."""
+        chosen = {n: getattr(self, n) for n in self.__slots__ if n != "reason"}
+        return {n: f"{f.__module__}.{f.__qualname__}: {self.reason}" for n, f in chosen.items()}
+
+
+def select(device: str, dtype: torch.dtype) -> Ops:
+    """The fastest ops there are for `device` ("cpu", "cuda:0") and `dtype`; never fails.
+
+    What has no kernel of its own runs the torch reference, and `explain` says so.
+    """
+    return _reference(f"no kernels for {device} and {dtype}")
+
+
+def _reference(reason: str) -> Ops:
+    return Ops(
+        rms_norm=reference.rms_norm,
+        head_norm=reference.head_norm,
+        rope=reference.rope,
+        silu_and_mul=reference.silu_and_mul,
+        gelu_and_mul=reference.gelu_and_mul,
+        reason=reason,
+    )

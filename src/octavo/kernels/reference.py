@@ -1,0 +1,95 @@
+"""Plain torch version of every op: the specification that each kernel is tested against.
+
+All arithmetic is in float32 and rounded once, when the result is stored. Shapes: T tokens,
+H hidden size, I inner size of the MLP; q and k are [T, heads, head_dim]. Rows are independent.
+"""
+
+import torch
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = r / sqrt(mean(r^2) + eps) * weight with r = x + residual, of [T, H].
+
+    Returns (y, r). With a residual, r is rounded to its dtype and stored in it, and the norm is
+    taken of the rounded values; without one, r is x itself.
+    """
+    if residual is None:
+        residual = x
+    else:
+        residual.copy_(residual.float() + x.float())
+    return _normed(residual, weight, eps).to(x.dtype), residual
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """RMS norm of each head of x [T, heads, head_dim] over head_dim, in place (Qwen3)."""
+    x.copy_(_normed(x, weight, eps))
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> None:
+    """Rotary embedding, NeoX style, in place on q [T, heads, hd] and k [T, kv_heads, hd].
+
+    cos_sin is float32 [max_position, rot_dim], the cosines in its first half, the sines in its
+    second. Dimension i < rot_dim / 2 turns with i + rot_dim / 2; those from rot_dim on are left.
+    """
+    rows = cos_sin[positions]
+    cos, sin = (half.unsqueeze(1) for half in rows.chunk(2, dim=-1))
+    half = cos.shape[-1]
+    for x in (q, k):
+        wide = x[..., : 2 * half].float()
+        first, second = wide[..., :half], wide[..., half:]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        x[..., : 2 * half] = turned.to(x.dtype)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of [T, 2 I] = gate | up; returns [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate / (1 + torch.exp(-gate)) * up).to(gate_up.dtype)
+
+
+def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, with the tanh form of gelu, of [T, 2 I] = gate | up; returns [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate.pow(3))
+    return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of one sequence: its last Q tokens over all of its L keys.
+
+    query [Q, heads, hd]; key and value [L, kv_heads, hd] with heads = groups * kv_heads, query
+    head h reading KV head h // groups. Token t sees keys max(0, t - window + 1) .. t. The score
+    is scale * q.k, then soft_cap * tanh(score / soft_cap) if one is given. Returns float32
+    [Q, heads, hd].
+    """
+    queries, heads, head_dim = query.shape
+    length, kv_heads, _ = key.shape
+    groups = query.float().view(queries, kv_heads, heads // kv_heads, head_dim)
+    scores = torch.einsum("qkgd,lkd->kgql", groups, key.float()) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    tokens = torch.arange(length - queries, length, device=query.device).unsqueeze(1)
+    keys = torch.arange(length, device=query.device)
+    hidden = keys > tokens
+    if window is not None:
+        hidden |= keys <= tokens - window
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    out = torch.einsum("kgql,lkd->qkgd", weights, value.float())
+    return out.reshape(queries, heads, head_dim)
