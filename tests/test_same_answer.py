@@ -1,0 +1,191 @@
+"""Same request, same answer: whatever the company, the chunks, the cache, or the memory.
+
+Every run is compared with the request alone on a fresh engine: token ids are equal, and
+log-probabilities within 1e-4 (fp32).
+"""
+
+import random
+
+import pytest
+
+from octavo import LLM, SamplingParams
+
+LENGTHS = [1, 2, 3, 7, 15, 16, 17, 18, 31, 32, 33, 40, 47, 48, 64, 70]
+
+
+def options(**changes):
+    return {
+        "dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
+        "load_progress": False, **changes,
+    }  # fmt: skip
+
+
+def prompts(count=16):
+    draw = random.Random(5)
+    return [[draw.randrange(0, 256) for _ in range(n)] for n in LENGTHS[:count]]
+
+
+def params(index):
+    """Greedy and seeded draws, penalties and filters, taking turns."""
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 11},
+        {"temperature": 1.3, "seed": 12, "top_k": 40, "top_p": 0.9},
+        {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+        {"temperature": 0.7, "seed": -4, "min_p": 0.02, "presence_penalty": 0.5},
+    ]
+    return SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kinds[index % len(kinds)])
+
+
+def ask(llm, order):
+    outputs = llm.generate(
+        [prompts()[i] for i in order], [params(i) for i in order], use_tqdm=False
+    )
+    return {i: output.outputs[0] for i, output in zip(order, outputs, strict=True)}
+
+
+def check_same(got, alone):
+    for index, output in got.items():
+        assert output.token_ids == alone[index].token_ids, index
+        for have, want in zip(output.logprobs, alone[index].logprobs, strict=True):
+            assert have.keys() == want.keys()
+            for token, entry in want.items():
+                assert have[token].logprob == pytest.approx(entry.logprob, abs=1e-4)
+                assert have[token].rank == entry.rank
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_folder):
+    """Each request on an engine that has seen nothing else."""
+    llm = LLM(str(tiny_folder), **options(enable_prefix_caching=False))
+    return {i: ask(llm, [i])[i] for i in range(16)}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder):
+    return LLM(str(tiny_folder), **options())
+
+
+def test_smp_12_all_at_once_at_every_row(llm, alone):
+    check_same(ask(llm, list(range(16))), alone)
+    check_same(ask(llm, list(range(15, -1, -1))), alone)
+    for shift in (3, 8):
+        check_same(ask(llm, [(i + shift) % 16 for i in range(16)]), alone)
+
+
+def test_cache_hits_change_nothing(tiny_folder, alone):
+    llm = LLM(str(tiny_folder), **options())
+    check_same(ask(llm, list(range(16))), alone)
+    assert llm.engine.stats.cached_tokens == 0
+    check_same(ask(llm, list(range(16))), alone)
+    assert llm.engine.stats.cached_tokens > 0
+
+
+@pytest.mark.parametrize("budget", [16, 17, 32, 64])
+def test_sch_07_chunks_change_nothing(tiny_folder, alone, budget):
+    llm = LLM(str(tiny_folder), **options(max_num_batched_tokens=budget))
+    check_same(ask(llm, list(range(16))), alone)
+
+
+def test_sch_01_preemption_changes_nothing(tiny_folder, alone):
+    for cache in (False, True):
+        llm = LLM(
+            str(tiny_folder),
+            **options(
+                num_gpu_blocks_override=14, max_model_len=100, enable_prefix_caching=cache,
+                swap_space=0,
+            ),
+        )  # fmt: skip
+        check_same(ask(llm, list(range(16))), alone)
+        assert llm.engine.stats.preemptions > 0
+
+
+def test_joining_midway_changes_nothing(llm, alone):
+    llm.reset_prefix_cache()
+    done, streams = {}, {}
+    for i in range(16):
+        streams[i] = llm.stream(prompts()[i], params(i).with_(logprobs=None))
+        for _, stream in zip(range(3), streams.values(), strict=False):
+            next(stream, None)
+    for i, stream in streams.items():
+        done[i] = [t for output in stream for t in output.outputs[0].token_ids]
+    for i in range(16):
+        # What `next` consumed above is missing here; the end is what must agree.
+        want = alone[i].token_ids
+        assert done[i] == want[len(want) - len(done[i]) :], i
+
+
+def test_smp_08_a_seed_is_its_own_and_no_seed_is_fresh(llm):
+    seeded = SamplingParams(temperature=1, seed=42, max_tokens=16, ignore_eos=True)
+    prompt = prompts()[5]
+    first = llm.generate(prompt, seeded, use_tqdm=False)[0].outputs[0].token_ids
+    free = seeded.with_(seed=None)
+    mixed = llm.generate(
+        [prompt] * 21, [free] * 7 + [seeded] + [seeded.with_(seed=7)] * 6 + [free] * 7,
+        use_tqdm=False,
+    )  # fmt: skip
+    assert mixed[7].outputs[0].token_ids == first
+    unseeded = [tuple(o.outputs[0].token_ids) for i, o in enumerate(mixed) if i < 7 or i > 13]
+    assert len(set(unseeded)) >= 10
+    zero = [
+        llm.generate(prompt, seeded.with_(seed=0), use_tqdm=False)[0].outputs[0].token_ids
+        for _ in range(2)
+    ]
+    assert zero[0] == zero[1]
+
+
+def test_lgp_09_prompt_logprobs_survive_chunks_and_the_cache(tiny_folder, llm):
+    ask_all = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
+    lengths = [1, 15, 16, 17, 33, 64]
+    wanted = [p for p in prompts() if len(p) in lengths]
+    whole = llm.generate(wanted, ask_all, use_tqdm=False)
+    again = llm.generate(wanted, ask_all, use_tqdm=False)
+    chunked = LLM(str(tiny_folder), **options(max_num_batched_tokens=16)).generate(
+        wanted, ask_all, use_tqdm=False
+    )
+    for first, second, third in zip(whole, again, chunked, strict=True):
+        assert len(first.prompt_logprobs) == len(first.prompt_token_ids)
+        assert first.prompt_logprobs[0] is None
+        for other in (second, third):
+            assert other.prompt_logprobs[0] is None
+            pairs = zip(first.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
+            for have, want in pairs:
+                assert have.keys() == want.keys()
+                for token in want:
+                    assert have[token].logprob == pytest.approx(want[token].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 33])
+def test_sch_12_each_choice_is_what_it_would_be_alone(llm, length):
+    draw = random.Random(length)
+    prompt = [draw.randrange(256) for _ in range(length)]
+    ask_four = SamplingParams(
+        n=4, temperature=1, seed=5, max_tokens=40, ignore_eos=True, logprobs=0
+    )
+    choices = llm.generate(prompt, ask_four, use_tqdm=False)[0].outputs
+    assert [c.index for c in choices] == [0, 1, 2, 3]
+    assert len({tuple(c.token_ids) for c in choices}) == 4
+    # Teacher forcing: the prompt log-probabilities of prompt + choice repeat its own.
+    score = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    for choice in choices:
+        forced = llm.generate([prompt + choice.token_ids], score, use_tqdm=False)[0]
+        scored = forced.prompt_logprobs[length:]
+        for token, own, other in zip(choice.token_ids, choice.logprobs, scored, strict=True):
+            assert own[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
+
+
+def test_smp_23_nothing_of_a_request_is_left_for_the_next(tiny_folder):
+    llm = LLM(str(tiny_folder), **options(max_num_seqs=1))
+    plain = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    prompt = prompts()[9]
+    fresh = llm.generate(prompt, plain, use_tqdm=False)[0].outputs[0].token_ids
+    loaded = SamplingParams(
+        temperature=1.5, seed=1, max_tokens=8, min_tokens=8, logit_bias={3: 100},
+        presence_penalty=2, frequency_penalty=2, repetition_penalty=2, bad_words=["a"],
+    )  # fmt: skip
+    llm.generate(prompt, loaded, use_tqdm=False)
+    assert llm.generate(prompt, plain, use_tqdm=False)[0].outputs[0].token_ids == fresh
+    stream = llm.stream(prompt, loaded)
+    next(stream)
+    stream.close()
+    assert llm.generate(prompt, plain, use_tqdm=False)[0].outputs[0].token_ids == fresh
