@@ -243,7 +243,7 @@ def test_str_02_characters_split_over_tokens(tmp_path):
     text = "ď漢🌶"
     folder = tmp_path / "bytes"
     kit.write_tokenizer(folder)
-    path = [b for b in text.encode()]
+    path = list(text.encode())
     assert len(set(path)) == len(path)
     llm = load(kit.chain(folder, kit.script(path, ord("a"))))
     params = SamplingParams(temperature=0, max_tokens=32)
@@ -413,6 +413,8 @@ def test_smp_13_penalties_count_what_they_should(tmp_path):
     # Repetition sees the prompt, once for each id: -0.69 x 2 < -1.20 x 1.
     assert first("bbba", repetition_penalty=2.0)[0] == 99
     assert first("ba", repetition_penalty=2.0)[0] == 99
+    # Three times 1.5 would flip it: -0.69 x 1.5 > -1.20 > -0.69 x 1.5^3.
+    assert first("bbba", repetition_penalty=1.5)[0] == 98
 
 
 def test_smp_21_the_model_s_defaults_rule_only_what_is_left_out(tmp_path):

@@ -96,19 +96,12 @@ class ModelRunner:
         for begin in range(0, len(rows), piece):
             part = rows[begin : begin + piece]
             logits = self.model.logits(last[begin : begin + piece])
-            choices = [len(row.samples) for row in part]
-            if max(choices) > 1:  # the choices of one prompt draw from one row of logits
-                yield from self._draw_choices(logits, part)
-            else:
-                yield from sample(logits, [row.samples[0] for row in part])
-
-    def _draw_choices(self, logits: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
-        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
-        owners = [i for i, row in enumerate(rows) for _ in row.samples]
-        specs = [spec for row in rows for spec in row.samples]
-        for begin in range(0, len(specs), piece):
-            copies = logits[torch.tensor(owners[begin : begin + piece])]
-            yield from sample(copies, specs[begin : begin + piece])
+            specs = [spec for row in part for spec in row.samples]
+            if len(specs) == len(part):
+                yield from sample(logits, specs)
+            else:  # the choices of one prompt draw from one row of logits
+                owners = [i for i, row in enumerate(part) for _ in row.samples]
+                yield from sample(logits, specs, owners)
 
     def _prompt_logprobs(
         self, plan: StepPlan, hidden: torch.Tensor
