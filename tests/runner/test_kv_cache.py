@@ -1,0 +1,58 @@
+"""The pool's tensors and the plan's copies."""
+
+import pytest
+import torch
+
+from octavo.attention.base import AttentionSpec
+from octavo.attention.torch_ref import TorchAttention
+from octavo.core.plan import BlockCopy
+from octavo.runner.kv_cache import KVCache, block_bytes
+
+SPECS = [AttentionSpec(4, 2, 8, 1.0), AttentionSpec(4, 1, 16, 1.0)]
+
+
+@pytest.fixture
+def cache():
+    made = KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", num_host_blocks=5)
+    for pool in (made.layers, made.host):
+        for number, layer in enumerate(pool):
+            for block in range(len(layer)):
+                layer[block] = 100 * (pool is made.host) + 10 * number + block
+    return made
+
+
+def values(pool, number=0):
+    return [float(block.flatten()[0]) for block in pool[number]]
+
+
+def test_copies_within_the_pool_out_and_back(cache):
+    cache.copy([BlockCopy("copy", 1, 2), BlockCopy("out", 3, 0), BlockCopy("in", 4, 5)])
+    assert values(cache.layers)[2] == 1
+    assert values(cache.host)[0] == 3
+    assert values(cache.layers)[5] == 104
+    assert values(cache.layers, 1)[2] == 11
+
+
+def test_order_is_kept(cache):
+    """A block may be written by one copy and read by the next, or freed and used again."""
+    cache.copy(
+        [BlockCopy("copy", 1, 2), BlockCopy("copy", 2, 3), BlockCopy("out", 3, 1),
+         BlockCopy("in", 1, 6), BlockCopy("copy", 6, 7)]
+    )  # fmt: skip
+    assert values(cache.layers)[2:4] == [1, 1]
+    assert values(cache.layers)[6:] == [1, 1]
+    # A target that an earlier copy of the run reads must not be overwritten before it.
+    cache.copy([BlockCopy("copy", 4, 5), BlockCopy("copy", 0, 4)])
+    assert values(cache.layers)[4:6] == [0, 4]
+
+
+def test_every_value_of_a_block_is_copied(cache):
+    whole = torch.randn_like(cache.layers[0][1])
+    cache.layers[0][1] = whole
+    cache.copy([BlockCopy("copy", 1, 2)])
+    assert torch.equal(cache.layers[0][2], whole)
+
+
+def test_block_bytes_is_what_the_tensors_take(cache):
+    total = sum(layer.numel() * layer.element_size() for layer in cache.layers)
+    assert block_bytes(TorchAttention(), SPECS, 4, torch.float32) * 8 == total
