@@ -1,0 +1,75 @@
+# Everything a developer or CI does, by one name each. Needs python3 (3.10+), make and a Python
+# package index; all else is installed into .venv, once per change of pyproject.toml or
+# constraints.txt.
+
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+PULL := $(VENV)/bin/octavo pull smollm2
+SOURCES := src tests benchmarks scripts
+
+.PHONY: help demo test test-slow lint format docs bench startup report clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.bench ## 48 chat prompts at once, then the same with static batching
+	@$(PULL)
+	@$(PY) -m benchmarks.demo
+
+test: lint ## lint, types, and every test that takes seconds
+	@$(PULL)
+	@$(PY) -m pytest -m "not slow"
+
+test-slow: $(VENV)/.dev ## the tests that take longer
+	@$(PULL)
+	@$(PY) -m pytest -m slow
+
+lint: $(VENV)/.dev ## ruff (rules and format) and mypy (strict)
+	@$(PY) -m ruff check --quiet $(SOURCES)
+	@$(PY) -m ruff format --check --quiet $(SOURCES) \
+		|| { echo "run 'make format'" >&2; exit 1; }
+	@$(PY) -m mypy --no-error-summary
+	@$(PY) -m mypy --no-error-summary --explicit-package-bases scripts benchmarks
+
+format: $(VENV)/.dev ## put the sources into form
+	@$(PY) -m ruff check --quiet --fix $(SOURCES)
+	@$(PY) -m ruff format --quiet $(SOURCES)
+
+docs: $(VENV)/.dev ## write docs/tree.md and docs/flags.md anew
+	@$(PY) -m scripts.docs --write
+
+bench: $(VENV)/.bench ## workloads W1 to W4 against static batching; saves rows
+	@$(PULL)
+	@$(PY) -m benchmarks.run --save
+
+startup: $(VENV)/.bench ## import time, --help, start to first token; saves a row
+	@$(PULL)
+	@$(PY) -m benchmarks.startup --save
+
+report: $(VENV)/.dev ## lines of code per folder, and the longest functions
+	@$(PY) -m scripts.report
+
+clean: ## remove the environment, caches and build products
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "Octavo needs Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.python
+	@echo "installing octavo and the development tools (some minutes the first time)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.python
+	@echo "installing octavo and what the benchmarks need (some minutes the first time)"
+	@$(PIP) --editable '.[bench]'
+	@touch $@

@@ -1,0 +1,161 @@
+"""Workloads W1 to W4 on several engines, side by side.
+
+    python -m benchmarks.run [--engines octavo,static-16] [--workloads W1,W2] [--reps 3] [--save]
+
+Each engine lives in a process of its own. Repetitions alternate between the engines, so that a
+machine that grows slower meets all of them; engines that wait are stopped. The table gives the
+median of the repetitions, its spread, and how many times as fast the first engine is. With
+--save each (engine, workload) becomes a row in benchmarks/results/. The last line is JSON.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import ENGINES, model_file, start
+from benchmarks.processes import EngineProcess, PeerError
+from benchmarks.rows import percentile, row, save, table
+from benchmarks.workloads import WORKLOADS, Job
+
+
+def main() -> int:
+    args = _arguments()
+    engines = _start_all(args.engines, model_file(args.model), args.log)
+    rows: list[dict[str, Any]] = []
+    try:
+        for workload in args.workloads:
+            runs = _alternate(engines, workload, args.reps)
+            rows += [_row(engine, workload, runs[engine.name]) for engine in engines]
+    finally:
+        for engine in engines:
+            engine.close()
+    if args.save:
+        for values in rows:
+            save(values)
+    print(_table(rows))
+    print(json.dumps(_summary(rows)))
+    return 0 if rows else 1
+
+
+def _arguments() -> argparse.Namespace:
+    words = lambda text: text.split(",")  # noqa: E731
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
+    parser.add_argument("--engines", type=words, default=["octavo", "static-16"])
+    parser.add_argument("--workloads", type=words, default=list(WORKLOADS))
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--log", type=Path, help="append what the engines say to this file")
+    parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
+    args = parser.parse_args()
+    for given, known in ((args.engines, ENGINES), (args.workloads, WORKLOADS)):
+        for name in given:
+            if name not in known:
+                parser.error(f"{name!r} is none of {', '.join(known)}")
+    return args
+
+
+def _start_all(names: list[str], model: Path, log: Path | None) -> list[EngineProcess]:
+    """Every engine that starts; one that does not is reported and left out."""
+    engines = []
+    for name in names:
+        try:
+            engine = start(name, model, log)
+        except PeerError as error:
+            _say(f"{name} is left out: {error}")
+            continue
+        engine.pause()
+        engines.append(engine)
+        _say(f"{name} started in {engine.startup_s:.1f} s")
+    return engines
+
+
+def _alternate(
+    engines: list[EngineProcess], workload: str, reps: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Results per engine: repetition 0 on each engine, then repetition 1 on each, ..."""
+    runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+    for repetition in range(reps):
+        jobs = WORKLOADS[workload](repetition)
+        for engine in engines:
+            result = _run(engine, jobs)
+            runs[engine.name].append(result)
+            rate = result["output_tokens"] / result["wall_s"]
+            _say(f"{workload} {engine.name}: {result['wall_s']:.2f} s, {rate:.1f} tokens/s")
+    return runs
+
+
+def _run(engine: EngineProcess, jobs: list[Job]) -> dict[str, Any]:
+    engine.resume()
+    try:
+        return engine.run(jobs)
+    finally:
+        engine.pause()
+
+
+def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    walls = [run["wall_s"] for run in runs]
+    latencies = [second for run in runs for second in run["latency_s"]]
+    middle = statistics.median(walls)
+    timed = {
+        "latency_mean_s": round(statistics.fmean(latencies), 3),
+        "latency_p99_s": round(percentile(latencies, 0.99), 3),
+    }
+    return row(
+        "throughput",
+        engine=engine.name,
+        workload=workload,
+        wall_s=round(middle, 3),
+        walls_s=[round(wall, 3) for wall in walls],
+        output_tokens_per_s=round(runs[0]["output_tokens"] / middle, 1),
+        **(timed if latencies else {}),
+        in_flight=runs[-1]["in_flight"],
+        kv=runs[-1]["kv"],
+        cores=[run["cores"] for run in runs],
+        other_cores=[run["other_cores"] for run in runs],
+        peak_rss_mb=max(run["peak_rss_mb"] for run in runs),
+        startup_s=engine.startup_s,
+        **engine.facts,
+    )
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    header = ("workload", "engine", "tokens/s", "seconds", "min-max", "mean latency", "P99",
+              "KV use", "peak MB", "speed-up")  # fmt: skip
+    first = {values["workload"]: values["wall_s"] for values in reversed(rows)}
+    return table(header, [_line(values, first[values["workload"]]) for values in rows])
+
+
+def _line(values: dict[str, Any], first_wall: float) -> list[str]:
+    walls = values["walls_s"]
+    return [
+        values["workload"],
+        values["engine"],
+        f"{values['output_tokens_per_s']:.1f}",
+        f"{values['wall_s']:.2f}",
+        f"{min(walls):.2f}-{max(walls):.2f}",
+        f"{values['latency_mean_s']:.2f}" if "latency_mean_s" in values else "-",
+        f"{values['latency_p99_s']:.2f}" if "latency_p99_s" in values else "-",
+        f"{values['kv']['use']:.1%}" if values["kv"] else "-",
+        str(values["peak_rss_mb"]),
+        f"{values['wall_s'] / first_wall:.2f}x",
+    ]
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """workload -> engine -> output tokens per second."""
+    summary: dict[str, dict[str, float]] = {}
+    for values in rows:
+        rate = values["output_tokens_per_s"]
+        summary.setdefault(values["workload"], {})[values["engine"]] = rate
+    return summary
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

