@@ -1,6 +1,257 @@
-"""All that the scheduler asks about memory. (Being filled in.)"""
+"""All that the scheduler asks about memory: match, grow, fork, publish, free.
+
+Tables live in the requests; this is the only place that changes them. It touches no tensor:
+what must be copied is collected as `BlockCopy`, in order, for the next plan.
+"""
+
+from dataclasses import dataclass
+
+from octavo.core.block_pool import BlockPool, expect
+from octavo.core.plan import BlockCopy
+from octavo.core.prefix_cache import PrefixCache
+from octavo.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """The pool in slots (one slot: the keys and values of one token), and the cache's luck.
+
+    held_slots: of all blocks that some request holds; written_slots: of them, computed;
+    shared_slots: of them, held by more than one request. Shared ones count once.
+    """
+
+    total_slots: int
+    held_slots: int
+    written_slots: int
+    shared_slots: int
+    peak_held_slots: int
+    cached_blocks: int
+    evictions: int
+    queried_tokens: int
+    cached_tokens: int
+
+    @property
+    def fragmentation(self) -> float:
+        """Unwritten slots in held blocks / slots in held blocks."""
+        return 1 - self.written_slots / self.held_slots if self.held_slots else 0.0
 
 
 class KVManager:
+    """The block tables of all requests over one pool.
+
+    num_blocks: of the pool, the null block included. enable_prefix_caching: whether equal
+    prefixes share blocks across requests.
+    """
+
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
-        raise NotImplementedError
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, block_size)
+        self.caching = enable_prefix_caching
+        self._holders: dict[Request, None] = {}
+        self._copies: list[BlockCopy] = []
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the whole pool holds."""
+        return (self.pool.num_blocks - 1) * self.block_size
+
+    # Entering: what is cached already, and is there room for the rest?
+
+    def find(self, request: Request) -> list[int]:
+        """Blocks of `request`, which holds none, that are computed already.
+
+        Changes nothing, and is stale once any block is allocated. A request that needs the
+        log-probabilities of its prompt must compute it and finds none.
+        """
+        if not self.caching or request.wants_prompt_logprobs:
+            return []
+        return self.cache.find(request)
+
+    def fits(self, request: Request, found: list[int], spare: int) -> bool:
+        """Whether `request` fits whole, after `found`, and leaves `spare` blocks free."""
+        refs = self.pool.refs
+        needed = self._blocks(len(request.tokens)) - len(found)
+        needed += sum(refs[block] == 0 for block in found)  # free now, and then not
+        if len(found) * self.block_size == len(request.tokens):
+            needed += refs[found[-1]] > 0  # the copy that `take` speaks of
+        return needed + spare <= self.pool.num_free
+
+    def take(self, request: Request, found: list[int]) -> int:
+        """Give `found` to `request` as its first tokens; returns how many tokens that is.
+
+        At most all tokens but one, whose logits are needed. When every block is found, the
+        last token is computed again into a copy of the last block, or, if no block is left for
+        a copy, the last block is computed again.
+        """
+        last = len(request.tokens) - 1
+        if len(found) * self.block_size > last:
+            free = sum(self.pool.refs[block] == 0 for block in found)
+            if self.pool.num_free - free < 1:
+                found = found[:-1]
+        for block in found:
+            self.pool.share(block)
+        request.table.extend(found)
+        request.num_computed = min(len(found) * self.block_size, last)
+        request.table.num_published = request.num_computed // self.block_size
+        self._holders[request] = None
+        return request.num_computed
+
+    def match(self, request: Request) -> int:
+        """Start `request` on the longest cached prefix; returns its tokens, at most all but one."""
+        return self.take(request, self.find(request))
+
+    def count_query(self, request: Request) -> None:
+        """Note for the hit rate that `request` has been looked up for the first time."""
+        self.cache.queried_tokens += request.num_prompt_tokens
+        self.cache.cached_tokens += request.num_cached_tokens
+
+    def name_after(self, request: Request, count: int) -> bytes | None:
+        """The hash of the full block after the first `count`; None if there is none."""
+        names = request.block_hashes
+        return names[count] if count < len(names) else None
+
+    # Running: more tokens, more choices, more published blocks.
+
+    def missing(self, request: Request) -> int:
+        """Blocks that `request` still needs for the tokens it has."""
+        return self._blocks(len(request.tokens)) - len(request.table.blocks)
+
+    def room(self, request: Request) -> int:
+        """The most tokens that `grow` could give `request` now."""
+        free = self.pool.num_free - self._must_copy(request)
+        if free < 0:
+            return 0
+        return (len(request.table.blocks) + free) * self.block_size - request.num_computed
+
+    def grow(self, request: Request, count: int) -> bool:
+        """Hold writable blocks for the next `count` tokens; False, and no change, if too few.
+
+        A block that others hold or may find is copied before `request` writes to it.
+        """
+        start = request.num_computed
+        blocks = request.table.blocks
+        needed = -(-(start + count) // self.block_size) - len(blocks)
+        copy = self._must_copy(request)
+        if needed <= 0 and not copy:
+            return True
+        if max(needed, 0) + copy > self.pool.num_free:
+            return False
+        if copy:
+            self._copy_on_write(request, start // self.block_size)
+        if needed > 0:
+            request.table.extend([self.pool.allocate() for _ in range(needed)])
+            self._holders[request] = None
+        return True
+
+    def _must_copy(self, request: Request) -> bool:
+        start = request.num_computed
+        if start % self.block_size == 0:
+            return False
+        return not self.pool.writable(request.table.blocks[start // self.block_size])
+
+    def _copy_on_write(self, request: Request, index: int) -> None:
+        table = request.table
+        old, new = table.blocks[index], self.pool.allocate()
+        self._copies.append(BlockCopy("copy", old, new))
+        table.replace(index, new)
+        # The old block may be allocated again within this step: its copy is made before any
+        # row writes, and copies are made in the order in which they are asked for.
+        self.pool.release(old)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` start where `parent` is, on the same blocks, a half-full last one included.
+
+        parent  [ full ][ full ][ half ]      refs 2, 2, 2; whoever writes first to `half`
+        child   [ full ][ full ][ half ]      copies it, the last one writes in place
+        """
+        child.table = parent.table.fork()
+        child.num_computed = parent.num_computed
+        for block in child.table.blocks:
+            self.pool.share(block)
+        self._holders[child] = None
+
+    def publish(self, request: Request) -> None:
+        """After a step: let others find the blocks of `request` that are now full."""
+        if self.caching:
+            self.cache.publish(request)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies asked for since the last call, in order."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    # Leaving.
+
+    def free(self, request: Request) -> None:
+        """Give all blocks back, the tail first. Published ones stay findable until overwritten.
+
+            tokens   [0 .. 15][16 .. 31][32 .. 39, 8 slots unwritten]
+            blocks      7         4         9
+            release     3rd       2nd       1st
+            list     front: 9, ...  (nothing cached: used next)  ..., 4, 7: back
+
+        Without its beginning a cached prefix is of no use, so the beginning goes last.
+        """
+        for block in reversed(request.table.clear()):
+            self.pool.release(block)
+        request.num_computed = 0
+        self._holders.pop(request, None)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. False if requests hold blocks, which they keep."""
+        self.pool.forget()
+        return self.pool.num_used == 0
+
+    # Looking.
+
+    def usage(self) -> KVUsage:
+        """Counts of this moment; costs time in the number of requests that hold blocks."""
+        size, pool = self.block_size, self.pool
+        held = pool.num_used * size
+        return KVUsage(
+            total_slots=self.capacity,
+            held_slots=held,
+            written_slots=held - self._unwritten(),
+            shared_slots=pool.num_shared * size,
+            peak_held_slots=pool.peak_used * size,
+            cached_blocks=pool.num_cached,
+            evictions=pool.num_evictions,
+            queried_tokens=self.cache.queried_tokens,
+            cached_tokens=self.cache.cached_tokens,
+        )
+
+    def _unwritten(self) -> int:
+        """Slots of held blocks that no holder has computed.
+
+        Only blocks from a request's first uncomputed token on can have any; a block that two
+        requests hold has what the further one of them has written.
+        """
+        size = self.block_size
+        empty: dict[int, int] = {}
+        for request in self._holders:
+            blocks, computed = request.table.blocks, request.num_computed
+            for index in range(computed // size, len(blocks)):
+                block = blocks[index]
+                unwritten = size - max(0, computed - index * size)
+                if self.pool.hashes[block] is None:  # a published block is full
+                    empty[block] = min(unwritten, empty.get(block, size))
+        return sum(empty.values())
+
+    def check(self) -> None:
+        """Verify the pool, and that references are just those of the tables. For tests, idle."""
+        self.pool.check()
+        counts = [0] * self.pool.num_blocks
+        for request in self._holders:
+            blocks = request.table.blocks
+            expect(
+                request.num_computed <= len(blocks) * self.block_size,
+                f"{request!r} has more tokens than slots",
+            )
+            expect(request.table.ids == tuple(blocks), f"{request!r} has a stale tuple of blocks")
+            for block in blocks:
+                counts[block] += 1
+        expect(counts == self.pool.refs, "references and tables differ")
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)

@@ -1,0 +1,262 @@
+"""A model of a model: tokens are a hash of their history, read only through the plan's blocks.
+
+Each block slot remembers which token was written to it, at which position, and in which step, so
+a row that reads a wrong, overwritten or not yet written slot is caught on the spot, and not by
+luck through a different token.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from octavo.core.kv_manager import KVManager
+from octavo.core.plan import (
+    BlockCopy,
+    PlanRow,
+    RowResult,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from octavo.core.policy import FIFOScheduler, Policy
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler, Update
+from octavo.params import SamplingParams
+
+VOCAB = 1000
+EOS = 2
+
+
+def draw(history: tuple[int, ...], spec: SampleSpec) -> int:
+    """The next token: of the history, and of (seed, index, position) unless greedy."""
+    noise = () if spec.params.greedy else (spec.seed, spec.index, spec.position)
+    past = hash((spec.prompt_ids, spec.output_ids)) if spec.params.needs_history else 0
+    token = hash((history, noise, past)) % VOCAB
+    if spec.params.logit_bias:  # a bias of 100 wins
+        token = max(spec.params.logit_bias, key=lambda t: spec.params.logit_bias[t])
+    while spec.min_tokens_left > 0 and token in spec.stop_ids:
+        token = (token + 7) % VOCAB
+    return token
+
+
+def logprobs_of(token: int, position: int) -> TokenLogprobs:
+    return TokenLogprobs((token,), (-float(position) - 1.0,), (1,))
+
+
+class SimulatedRunner:
+    """Executes plans over pools of slots: block -> offset -> (position, token, step)."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.pool: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self.host: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self.copies = {"copy": 0, "out": 0, "in": 0}
+        self.tokens = 0
+        self.failing: set[str] = set()
+        self.draw: Callable[[tuple[int, ...], SampleSpec], int] = draw
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            self._copy(copy)
+        written: set[tuple[int, int]] = set()
+        for row in plan.rows:
+            self._write(row, plan.step, written)
+        rows = tuple(self._row(row, plan.step) for row in plan.rows)
+        return StepResult(plan.step, rows)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        source = self.host if copy.kind == "in" else self.pool
+        target = self.host if copy.kind == "out" else self.pool
+        assert copy.source in source, f"{copy} of a block never written"
+        assert copy.target != 0
+        target[copy.target] = dict(source[copy.source])
+        self.copies[copy.kind] += 1
+
+    def _write(self, row: PlanRow, step: int, written: set[tuple[int, int]]) -> None:
+        assert row.token_ids, f"{row.request_id} computes nothing"
+        size = self.block_size
+        assert len(row.block_ids) * size >= row.start + len(row.token_ids), "too few blocks"
+        # No block beyond what this step needs.
+        assert (len(row.block_ids) - 1) * size < row.start + len(row.token_ids), "a spare block"
+        for position, token in enumerate(row.token_ids, row.start):
+            block, offset = row.block_ids[position // size], position % size
+            assert block != 0, "the null block is written"
+            assert (block, offset) not in written, f"two rows write slot {block}:{offset}"
+            written.add((block, offset))
+            self.pool.setdefault(block, {})[offset] = (position, token, step)
+            self.tokens += 1
+
+    def _row(self, row: PlanRow, step: int) -> RowResult:
+        size = self.block_size
+        end = row.start + len(row.token_ids)
+        history: list[int] = []
+        for position in range(end):
+            wrote, token, when = self.pool[row.block_ids[position // size]][position % size]
+            assert wrote == position, f"{row.request_id} reads position {wrote} as {position}"
+            if position < row.start:
+                assert when < step, f"{row.request_id} reads what this step writes"
+            history.append(token)
+        assert tuple(history[row.start :]) == row.token_ids
+        if row.request_id in self.failing:
+            return RowResult(row.request_id, error="told to fail")
+        tokens = tuple(self.draw(tuple(history), spec) for spec in row.samples)
+        logprobs = tuple(
+            None if spec.params.logprobs is None else logprobs_of(token, end)
+            for token, spec in zip(tokens, row.samples, strict=True)
+        )
+        prompt = ()
+        if row.num_prompt_logprobs is not None:
+            prompt = tuple(logprobs_of(t, row.start + i) for i, t in enumerate(row.prompt_targets))
+        return RowResult(row.request_id, tokens, logprobs, prompt)
+
+
+@dataclass
+class Outcome:
+    """What one choice gave in all its updates."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+class Bench:
+    """A scheduler over a simulated runner, checked after each step."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 200,
+        block_size: int = 16,
+        budget: int = 64,
+        seqs: int = 32,
+        window: int | None = None,
+        caching: bool = True,
+        policy: Policy | None = None,
+        check: bool = True,
+        **kv_options: int,
+    ) -> None:
+        self.kv = KVManager(blocks, block_size, caching, **kv_options)
+        self.scheduler = Scheduler(
+            self.kv,
+            policy or FIFOScheduler(),
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=min(window or 10**9, self.kv.capacity),
+        )
+        self.runner = SimulatedRunner(block_size)
+        self.budget = budget
+        self.seqs = seqs
+        self.now = 0.0
+        self.steps = 0
+        self.check = check
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.requests: dict[str, Request] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+
+    def step(self) -> list[Update]:
+        self.steps += 1
+        plan = self.scheduler.schedule(self.now)
+        self.plans.append(plan)
+        assert plan.num_tokens <= self.budget
+        assert len(plan.rows) <= self.seqs
+        assert len({row.request_id for row in plan.rows}) == len(plan.rows)
+        if self.check:
+            self.kv.check()
+        result = self.runner.execute(plan)
+        self.now += 0.01
+        updates = self.scheduler.commit(plan, result, self.now)
+        if self.check:
+            self.kv.check()
+        for update in updates:
+            self._note(update)
+        return updates
+
+    def _note(self, update: Update) -> None:
+        key = (update.request_id, update.index)
+        outcome = self.outcomes.setdefault(key, Outcome([], []))
+        assert outcome.finish_reason is None, f"{key} goes on after its end"
+        outcome.token_ids += update.token_ids
+        outcome.logprobs += update.logprobs
+        outcome.finish_reason = update.finish_reason
+        outcome.stop_reason = update.stop_reason
+        outcome.num_cached_tokens = update.num_cached_tokens
+        outcome.error = update.error
+        if update.prompt_logprobs is not None:
+            assert outcome.prompt_logprobs is None, "prompt log-probabilities came twice"
+            outcome.prompt_logprobs = update.prompt_logprobs
+
+    def run(self, requests: Iterable[Request] = (), limit: int = 20_000) -> None:
+        for request in requests:
+            self.add(request)
+        start = self.steps
+        while self.scheduler.has_work():
+            self.step()
+            assert self.steps - start < limit, "no end in sight"
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Nothing is left behind, and the whole pool can be used again."""
+        self.kv.check()
+        assert self.kv.pool.num_used == 0
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.num_swapped == 0
+        assert not self.kv.take_copies()
+        usage = self.kv.usage()
+        assert usage.held_slots == usage.written_slots == 0
+
+
+def make(
+    request_id: str,
+    prompt: Iterable[int],
+    max_tokens: int = 8,
+    *,
+    arrival: float = 0.0,
+    priority: int = 0,
+    salt: str | None = None,
+    adapter: str | None = None,
+    deadline: float | None = None,
+    eos: tuple[int, ...] = (EOS,),
+    **params: object,
+) -> Request:
+    """A request as the engine would make it; greedy unless a temperature is given."""
+    options: dict[str, object] = {"temperature": 0.0, "ignore_eos": True, **params}
+    sampling = SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+    ends = () if sampling.ignore_eos else eos
+    return Request(
+        request_id,
+        list(prompt),
+        sampling,
+        seed=sampling.seed or 0,
+        max_tokens=max_tokens,
+        stop_ids=(*ends, *(sampling.stop_token_ids or ())),
+        eos_ids=ends,
+        arrival_time=arrival,
+        priority=priority,
+        cache_salt=salt,
+        adapter=adapter,
+        deadline=deadline,
+    )
+
+
+def alone(request: Request) -> dict[int, list[int]]:
+    """The tokens of each choice when `request` runs by itself, unchunked, without a cache."""
+    bench = Bench(blocks=400, budget=4096, seqs=64, caching=False, check=False)
+    copy = Request(
+        request.request_id,
+        request.tokens[: request.num_prompt_tokens],
+        request.params,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop_ids=request.stop_ids,
+        eos_ids=request.eos_ids,
+    )
+    bench.run([copy])
+    return {index: outcome.token_ids for (_, index), outcome in bench.outcomes.items()}
