@@ -169,12 +169,12 @@ class Bench:
         assert len(plan.rows) <= self.seqs
         assert len({row.request_id for row in plan.rows}) == len(plan.rows)
         if self.check:
-            self.kv.check()
+            self.scheduler.check()
         result = self.runner.execute(plan)
         self.now += 0.01
         updates = self.scheduler.commit(plan, result, self.now)
         if self.check:
-            self.kv.check()
+            self.scheduler.check()
         for update in updates:
             self._note(update)
         return updates
@@ -204,7 +204,7 @@ class Bench:
 
     def check_idle(self) -> None:
         """Nothing is left behind, and the whole pool can be used again."""
-        self.kv.check()
+        self.scheduler.check()
         assert self.kv.pool.num_used == 0
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_swapped == 0

@@ -26,6 +26,7 @@ from itertools import islice
 
 import msgspec
 
+from octavo.core.block_pool import expect
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
 from octavo.core.policy import Load, Policy
@@ -142,6 +143,17 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def check(self) -> None:
+        """Verify queues, groups and memory; raises EngineError. For tests and idle times."""
+        live = {request for group in self._groups.values() for request in group.values()}
+        expect(self._running.keys() | self._waiting.keys() == live, "a live request has no queue")
+        expect(not self._running.keys() & self._waiting.keys(), "a request is in both queues")
+        for request in live:
+            running = request.status is Status.RUNNING
+            expect(running == (request in self._running), f"{request!r} is in the wrong queue")
+            expect(running or not request.table.blocks, f"{request!r} waits and holds blocks")
+        self.kv.check()
 
     def _finish(self, request: Request) -> None:
         self.kv.free(request)
