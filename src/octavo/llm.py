@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,7 +138,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Generate for one prompt or one conversation and yield what is new at each step.
 
         Closing the iterator aborts the request.
@@ -275,7 +275,7 @@ class LLM:
             self._outputs.abort(request_id)
             self._inbox.pop(request_id, None)
 
-    def _stream(self, job: _Job) -> Iterator[RequestOutput]:
+    def _stream(self, job: _Job) -> Generator[RequestOutput, None, None]:
         request_id = self._add(job.of_kind(RequestOutputKind.DELTA))
         box = self._inbox[request_id]
         finished = False
