@@ -11,7 +11,7 @@ from octavo.cli.arguments import Parser, add_engine_flags, add_sampling_flags, s
 from octavo.cli.generate import SKIP, start
 from octavo.errors import OctavoError, RequestError, nearest
 from octavo.log import cache_dir, configure
-from octavo.params import RequestOutputKind, SamplingParams
+from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -35,10 +35,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     configure(default="info" if args.verbose else "warning")
-    params = SamplingParams(**sampling_options(args, DEFAULTS))
+    options = sampling_options(args, DEFAULTS)
+    params = SamplingParams(**options)  # a mistake is told before the model is loaded
     if params.n != 1:
         raise RequestError(f"a conversation has one answer at a time; leave out --n {params.n}")
     llm = start(args)
+    params = llm.get_default_sampling_params().with_(**options)
     with _line_history(cache_dir() / "chat_history"):
         print(f"{args.model}: type a message; /help lists the commands.", file=sys.stderr)
         Conversation(llm, params, args.system).loop()
@@ -50,7 +52,7 @@ class Conversation:
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str | None) -> None:
         self._llm = llm
-        self._params = params.with_(output_kind=RequestOutputKind.DELTA)
+        self._params = params
         self._first = [{"role": "system", "content": system}] if system is not None else []
         self.messages = list(self._first)
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from octavo.cli.arguments import (
 from octavo.errors import RequestError
 from octavo.log import configure
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.params import RequestOutputKind, SamplingParams
+from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -49,11 +49,13 @@ def run(args: argparse.Namespace) -> int:
     configure(default="info" if args.verbose else "warning")
     if args.stream and args.json:
         raise RequestError("--stream shows plain text; leave out --json or --stream")
-    params = SamplingParams(**sampling_options(args, DEFAULTS))
+    options = sampling_options(args, DEFAULTS)
+    params = SamplingParams(**options)  # a mistake is told before the model is loaded
     if args.stream and params.n != 1:
         raise RequestError(f"--stream shows one answer; leave out --n {params.n} or --stream")
     prompts = read_prompts(args.prompt)
     llm = start(args)
+    params = llm.get_default_sampling_params().with_(**options)
     inputs: list[Any] = [conversation(p, args.system) for p in prompts] if _chat(args) else prompts
     if args.stream:
         for prompt, item in zip(prompts, inputs, strict=True):
@@ -62,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     answer = llm.chat if _chat(args) else llm.generate
     bar = sys.stderr.isatty() and len(prompts) > 1
-    for prompt, output in zip(prompts, answer(inputs, params, use_tqdm=bar), strict=True):
+    outputs = answer(inputs, params, use_tqdm=bar)
+    for prompt, output in zip(prompts, outputs, strict=True):
         _show_json(prompt, output) if args.json else _show(prompt, output, len(prompts))
-    return 1 if any(o.finish_reason == "error" for o in output.outputs) else 0
+    return 1 if any(output.error for output in outputs) else 0
 
 
 def start(args: argparse.Namespace) -> "LLM":
@@ -96,10 +99,7 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
 def stream_answer(llm: "LLM", item: Any, params: SamplingParams) -> str:
     """Print one answer as it comes, and return it. Ctrl-C ends the request and is raised."""
     pieces: list[str] = []
-    deltas: Iterator[RequestOutput] = llm.stream(
-        item, params.with_(output_kind=RequestOutputKind.DELTA)
-    )
-    for output in deltas:
+    for output in llm.stream(item, params):
         if output.error:
             raise RequestError(output.error)
         pieces.append(output.outputs[0].text)
@@ -132,4 +132,5 @@ def _why_empty(choice: CompletionOutput, output: RequestOutput) -> str:
 
 
 def _show_json(prompt: str, output: RequestOutput) -> None:
-    print(json.dumps({"prompt": prompt, **asdict(output), "prompt_text": output.prompt}))
+    """`prompt` as it was given; `rendered` is what the model read, if that is another text."""
+    print(json.dumps({**asdict(output), "prompt": prompt, "rendered": output.prompt}))

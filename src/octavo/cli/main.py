@@ -25,7 +25,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return the exit code."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

