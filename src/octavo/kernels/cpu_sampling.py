@@ -1,0 +1,558 @@
+"""Numba kernels that turn rows of logits into tokens and log-probabilities, row by row.
+
+No function sorts a vocabulary. One pass over a row gives its maximum and the maximum of each
+piece of 64 logits; from those few maxima follows a threshold above which the wanted tokens lie,
+and only pieces that reach it are looked at again. Where that fails (a wide nucleus, a large k),
+the token is drawn from the whole row: if it lies in the kept set, it is also the winner among
+that set; if not, which is rare, the set is made from the whole row by bisection.
+
+**Order.** Everywhere tokens rank by logit, the largest first, and equal logits by id, the lowest
+first. So the argmax takes the lowest id, top-k keeps exactly k tokens, and top-p the shortest
+prefix of that order whose mass reaches p. Logits are compared as integers of the same order
+(`_key`), which makes exact maxima and thresholds vectorize; -0.0 counts as 0.0.
+
+**Draw.** Token i of the kept set wins with probability p_i when E_i / p_i is the smallest and the
+E_i are independent, exponentially distributed ("exponential race"; the Gumbel-max trick in other
+clothes). E_i = -log1p(-v_i), where v_i in (0, 1) is a hash of (seed, choice, position, i): the
+output i of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+OOPSLA 2014, with their mixing constants, Stafford's variant 13), started at a state that is
+mixed from the other three. As E_i >= v_i, most tokens are ruled out by one comparison and
+only those that might win take a logarithm, in float64.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+OK = 0
+NOT_FINITE = 1  # a NaN or +inf among the logits
+EMPTY = 2  # every logit is -inf
+
+# Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
+_PIECE = 64
+# A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.
+_FEW = 128
+
+_FLIP = np.int32(0x7FFFFFFF)
+_INF_KEY = np.int32(0x7F800000)
+_NEG_INF_KEY = np.int32(-0x7F800001)
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693359375)  # short enough for n * high to be exact
+_LN2_LOW = np.float32(-2.12194440e-4)
+_EXP_FLOOR = np.float32(-87.0)
+_HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
+# Taylor's coefficients 1/k!; on |r| <= ln2 / 2 the remainder is below half a unit of float32.
+_C2, _C3, _C4, _C5, _C6 = (np.float32(1 / math.factorial(k)) for k in (2, 3, 4, 5, 6))
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_S11, _S40, _U1 = np.uint64(11), np.uint64(40), np.uint64(1)
+_TO_24 = np.float32(2.0**-24)
+# Fewer rows than this are done by the calling thread: waking others costs up to 10 us, a greedy
+# row takes 7 us, and on a busy machine a woken thread may come milliseconds late.
+_SHARED = 4
+# Room for the rounding of float32 wherever a comparison may only rule out, never decide.
+_SLACK = np.float32(1.0001)
+_NO_COUNT = np.int32(0)
+
+# Only the kernels that Python calls get wrappers and a cache entry; the rest becomes part of them.
+_inner: dict[str, Any] = {
+    "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
+_jit: Any = njit(**_inner)
+# Sums may be split into lanes (in an order fixed at compile time); nothing else is relaxed.
+_jit_sum: Any = njit(fastmath={"reassoc", "nsz"}, **_inner)
+_jit_rows: Any = njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+
+
+@_jit
+def _key(x):  # type: ignore[no-untyped-def]
+    """An int32 that orders as the float32 does; NaN lies beyond both infinities."""
+    bits = np.float32(x + _ZERO).view(np.int32)  # -0.0 becomes 0.0
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _FLIP))
+
+
+@_jit
+def _float(key):  # type: ignore[no-untyped-def]
+    """The inverse of `_key`."""
+    return np.int32(key ^ np.int32(np.int32(key >> np.int32(31)) & _FLIP)).view(np.float32)
+
+
+@_jit
+def _exp(x):  # type: ignore[no-untyped-def]
+    """e**x in float32 for x <= 0, plain arithmetic so that it vectorizes; relative error < 3e-7.
+
+    Below -87 it stays at e**-87 = 1.6e-38, which no sum over a vocabulary notices.
+    """
+    x = x if x > _EXP_FLOOR else _EXP_FLOOR
+    n = np.int32(x * _LOG2E - _HALF)  # rounds to nearest, as x <= 0
+    whole = np.float32(n)
+    r = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
+    p = ((((_C6 * r + _C5) * r + _C4) * r + _C3) * r + _C2) * r * r + r + _ONE
+    return p * np.int32(np.int32(n + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_jit
+def _scale(temperature):  # type: ignore[no-untyped-def]
+    return np.float32(min(1.0 / temperature, 1e30))
+
+
+@_jit
+def _mix(z):  # type: ignore[no-untyped-def]
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    return z ^ (z >> _S31)
+
+
+@_jit
+def _state(seed, index, position):  # type: ignore[no-untyped-def]
+    """The SplitMix64 state of one draw; each of the three is mixed in by a full round."""
+    state = _mix(seed + _GOLDEN)
+    state = _mix(state + _GOLDEN * (np.uint64(index) + _U1))
+    return _mix(state + _GOLDEN * (np.uint64(position) + _U1))
+
+
+@_jit
+def _step(state, token):  # type: ignore[no-untyped-def]
+    """SplitMix64's counter at a token id."""
+    return state + (np.uint64(token) + _U1) * _GOLDEN
+
+
+@_jit
+def _time(bits, logit, top, temperature):  # type: ignore[no-untyped-def]
+    """A token's arrival in the race, E / p, in float64; `top` is the largest logit."""
+    weight = math.exp((np.float64(logit) - np.float64(top)) / temperature)
+    if weight == 0.0:
+        return np.inf
+    return -math.log1p(-(np.float64(bits >> _S11) + 0.5) * 2.0**-53) / weight
+
+
+# Inner loops over one piece: a slice of known start is what lets LLVM vectorize them.
+@_jit
+def _bounds(piece):  # type: ignore[no-untyped-def]
+    high, low = _NEG_INF_KEY, _INF_KEY
+    for i in range(piece.size):
+        key = _key(piece[i])
+        high = max(high, key)
+        low = min(low, key)
+    return high, low
+
+
+@_jit_sum
+def _piece_count(piece, low):  # type: ignore[no-untyped-def]
+    count = _NO_COUNT
+    for i in range(piece.size):
+        count = np.int32(count + np.int32(_key(piece[i]) >= low))
+    return count
+
+
+@_jit_sum
+def _piece_mass(piece, top, scale, low):  # type: ignore[no-untyped-def]
+    mass = _ZERO
+    for i in range(piece.size):
+        weight = _exp((piece[i] - top) * scale)
+        mass += weight if _key(piece[i]) >= low else _ZERO
+    return mass
+
+
+@_jit_sum
+def _piece_hits(piece, counter, top, scale, least):  # type: ignore[no-untyped-def]
+    """How many tokens might arrive before `least`: E >= v, and 24 bits of v bound v from below."""
+    bound = np.float32(least) * _SLACK
+    hits = _NO_COUNT
+    for i in range(piece.size):
+        bits = _mix(counter + np.uint64(i) * _GOLDEN)
+        soonest = np.float32(np.int32(bits >> _S40)) * _TO_24
+        hits = np.int32(hits + np.int32(soonest <= _exp((piece[i] - top) * scale) * bound))
+    return hits
+
+
+@_jit
+def _survey(row, tops):  # type: ignore[no-untyped-def]
+    """The key of each piece's largest logit into `tops`; (status, largest key, its id)."""
+    best, worst, at = _NEG_INF_KEY, _INF_KEY, 0
+    for n in range(tops.size):
+        high, low = _bounds(row[n * _PIECE : (n + 1) * _PIECE])
+        tops[n] = high
+        worst = min(worst, low)
+        if high > best:
+            best, at = high, n * _PIECE
+    if worst < _NEG_INF_KEY or best >= _INF_KEY:
+        return NOT_FINITE, best, -1
+    if best == _NEG_INF_KEY:
+        return EMPTY, best, -1
+    while _key(row[at]) != best:
+        at += 1
+    return OK, best, at
+
+
+@_jit_sum
+def _mass(row, top, temperature, low):  # type: ignore[no-untyped-def]
+    """Sum of exp((logit - top) / temperature) over the tokens of a key of at least `low`."""
+    scale = _scale(temperature)
+    mass = 0.0
+    for begin in range(0, row.size, _PIECE):
+        mass += np.float64(_piece_mass(row[begin : begin + _PIECE], top, scale, low))
+    return mass
+
+
+@_jit_sum
+def _count_from(keys, low):  # type: ignore[no-untyped-def]
+    count = _NO_COUNT
+    for i in range(keys.size):
+        count = np.int32(count + np.int32(keys[i] >= low))
+    return count
+
+
+@_jit_sum
+def _mass_from(keys, weights, low):  # type: ignore[no-untyped-def]
+    mass = 0.0
+    for i in range(keys.size):
+        mass += np.float64(weights[i] if keys[i] >= low else _ZERO)
+    return mass
+
+
+@_jit
+def _kth(keys, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of `keys` (1 <= k <= size), by bisection."""
+    low, high = np.int64(_NEG_INF_KEY), np.int64(_INF_KEY)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if _count_from(keys, np.int32(middle)) >= k:
+            low = middle
+        else:
+            high = middle
+    return np.int32(low)
+
+
+@_jit
+def _reaching(keys, weights, target):  # type: ignore[no-untyped-def]
+    """The largest key from which upward the weights sum to at least `target`."""
+    low, high = np.int64(_NEG_INF_KEY), np.int64(_INF_KEY)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if _mass_from(keys, weights, np.int32(middle)) >= target:
+            low = middle
+        else:
+            high = middle
+    return np.int32(low)
+
+
+@_jit
+def _gather(row, tops, low):  # type: ignore[no-untyped-def]
+    """(keys, ids) of every logit whose key is at least `low`, by rising id."""
+    count = 0
+    for n in range(tops.size):
+        if tops[n] >= low:
+            count += _piece_count(row[n * _PIECE : (n + 1) * _PIECE], low)
+    keys, ids = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
+    at = 0
+    for n in range(tops.size):
+        if tops[n] >= low:
+            for i in range(n * _PIECE, min((n + 1) * _PIECE, row.size)):
+                key = _key(row[i])
+                keys[at], ids[at] = key, i  # kept only if the next line moves on
+                at += np.int64(key >= low)
+    return keys[:count], ids[:count]
+
+
+@_jit
+def _keep(keys, ids, low, ties):  # type: ignore[no-untyped-def]
+    """What lies above `low`, and the first `ties` that equal it; moved to the front in place."""
+    at = 0
+    for i in range(keys.size):
+        if keys[i] > low or (keys[i] == low and ties > 0):
+            ties -= np.int64(keys[i] == low)
+            keys[at], ids[at] = keys[i], ids[i]
+            at += 1
+    return keys[:at], ids[:at]
+
+
+@_jit
+def _largest(row, tops, k):  # type: ignore[no-untyped-def]
+    """(keys, ids) of exactly the k first of the order (1 <= k <= V), by rising id."""
+    # As k pieces have a maximum of at least the k-th maximum, so have k logits.
+    bound = _kth(tops, k) if k < tops.size else _NEG_INF_KEY
+    keys, ids = _gather(row, tops, bound)
+    if keys.size == k:
+        return keys, ids
+    low = _kth(keys, k)
+    return _keep(keys, ids, low, k - _count_from(keys, np.int32(low + 1)))
+
+
+@_jit
+def _weigh(keys, top, temperature):  # type: ignore[no-untyped-def]
+    """Unnormalized probabilities in float32; the likeliest token's is 1."""
+    weights = np.empty(keys.size, np.float32)
+    scale = _scale(temperature)
+    for i in range(keys.size):
+        weights[i] = _exp((_float(keys[i]) - top) * scale)
+    return weights
+
+
+@_jit
+def _top_p(keys, ids, weights, mass):  # type: ignore[no-untyped-def]
+    """(keys, ids) of the shortest prefix of the order whose weights sum to at least `mass`."""
+    low = _reaching(keys, weights, mass)
+    above = _mass_from(keys, weights, np.int32(low + 1))
+    each = 0.0
+    for i in range(keys.size):
+        if keys[i] == low:
+            each = np.float64(weights[i])
+            break
+    ties = max(1.0, math.ceil((mass - above) / each)) if each > 0 else 1.0
+    return _keep(keys, ids, low, np.int64(min(ties, np.float64(keys.size))))
+
+
+@_jit
+def _min_p(keys, ids, top, temperature, share):  # type: ignore[no-untyped-def]
+    """(keys, ids) of the tokens at least `share` times as likely as the likeliest."""
+    at = 0
+    for i in range(keys.size):
+        gap = np.float64(_float(keys[i])) - np.float64(top)
+        if math.exp(gap / temperature) >= share:
+            keys[at], ids[at] = keys[i], ids[i]
+            at += 1
+    return keys[:at], ids[:at]
+
+
+@_jit
+def _min_p_bound(top, temperature, share):  # type: ignore[no-untyped-def]
+    """A key that every token which `_min_p` keeps reaches, and few others do."""
+    lowest = np.float64(top) + temperature * math.log(share)
+    return max(_NEG_INF_KEY, _key(np.float32(lowest - 1e-5 * (1.0 + abs(lowest)))))
+
+
+@_jit
+def _race(keys, ids, top, temperature, state):  # type: ignore[no-untyped-def]
+    """The winner among candidates by rising id."""
+    scale = _scale(temperature)
+    winner, least = -1, np.inf
+    for i in range(keys.size):
+        logit, bits = _float(keys[i]), _mix(_step(state, ids[i]))
+        soonest = np.float32(np.int32(bits >> _S40)) * _TO_24
+        if soonest <= _exp((logit - top) * scale) * (np.float32(least) * _SLACK):
+            time = _time(bits, logit, top, temperature)
+            if time < least:
+                winner, least = ids[i], time
+    return winner
+
+
+@_jit
+def _race_all(row, top, at, temperature, state):  # type: ignore[no-untyped-def]
+    """The winner among all tokens of a row; `at` is the likeliest, which starts ahead."""
+    scale = _scale(temperature)
+    winner, least = at, _time(_mix(_step(state, at)), top, top, temperature)
+    for begin in range(0, row.size, _PIECE):
+        piece = row[begin : begin + _PIECE]
+        if _piece_hits(piece, _step(state, begin), top, scale, least) == 0:
+            continue
+        for i in range(piece.size):
+            time = _time(_mix(_step(state, begin + i)), piece[i], top, temperature)
+            if time < least or (time == least and begin + i < winner):
+                winner, least = begin + i, time
+    return winner
+
+
+@_jit_sum
+def _rank(row, token):  # type: ignore[no-untyped-def]
+    """The place of `token` in the order of a row, from 1."""
+    key = _key(row[token])
+    rank = 1 + np.int64(_piece_count(row, np.int32(key + 1)))
+    for i in range(token):
+        rank += np.int64(_key(row[i]) == key)
+    return rank
+
+
+@_jit
+def _mass_before(row, token, top, temperature):  # type: ignore[no-untyped-def]
+    """The mass of the tokens that come before `token` in the order of a row."""
+    key = _key(row[token])
+    ties = 0
+    for i in range(token):
+        ties += np.int64(_key(row[i]) == key)
+    each = np.float64(_exp((row[token] - top) * _scale(temperature)))
+    return _mass(row, top, temperature, np.int32(key + 1)) + ties * each
+
+
+@_jit
+def _draw_kept(top, temperature, keys, ids, min_p, state):  # type: ignore[no-untyped-def]
+    if min_p > 0.0:
+        keys, ids = _min_p(keys, ids, top, temperature, min_p)
+    return _race(keys, ids, top, temperature, state)
+
+
+@_jit
+def _draw_top_k(row, tops, top, at, temperature, top_k, top_p, min_p, state):  # type: ignore[no-untyped-def]
+    if top_k > _FEW and top_p == 1.0 and min_p == 0.0:
+        winner = _race_all(row, top, at, temperature, state)
+        if _rank(row, winner) <= top_k:
+            return winner
+    keys, ids = _largest(row, tops, top_k)
+    if top_p < 1.0:
+        weights = _weigh(keys, top, temperature)
+        mass = top_p * _mass_from(keys, weights, _NEG_INF_KEY)
+        keys, ids = _top_p(keys, ids, weights, mass)
+    return _draw_kept(top, temperature, keys, ids, min_p, state)
+
+
+@_jit
+def _draw_top_p(row, tops, top, at, temperature, top_p, min_p, state):  # type: ignore[no-untyped-def]
+    mass = top_p * _mass(row, top, temperature, _NEG_INF_KEY)
+    bound = _kth(tops, _FEW) if tops.size > _FEW else _NEG_INF_KEY
+    keys, ids = _gather(row, tops, bound)
+    weights = _weigh(keys, top, temperature)
+    if bound > _NEG_INF_KEY and _mass_from(keys, weights, bound) < mass:
+        if min_p == 0.0:
+            winner = _race_all(row, top, at, temperature, state)
+            if _mass_before(row, winner, top, temperature) < mass:
+                return winner
+        keys, ids = _gather(row, tops, _NEG_INF_KEY)
+        weights = _weigh(keys, top, temperature)
+    keys, ids = _top_p(keys, ids, weights, mass)
+    return _draw_kept(top, temperature, keys, ids, min_p, state)
+
+
+@_jit
+def _draw(row, temperature, top_k, top_p, min_p, state):  # type: ignore[no-untyped-def]
+    """(status, token) of one row."""
+    tops = np.empty((row.size + _PIECE - 1) // _PIECE, np.int32)
+    status, best, at = _survey(row, tops)
+    if status != OK or temperature == 0.0 or top_k == 1:
+        return status, at
+    top = _float(best)
+    if 0 < top_k < row.size:
+        at = _draw_top_k(row, tops, top, at, temperature, top_k, top_p, min_p, state)
+    elif top_p < 1.0:
+        at = _draw_top_p(row, tops, top, at, temperature, top_p, min_p, state)
+    elif min_p > 0.0:
+        keys, ids = _gather(row, tops, _min_p_bound(top, temperature, min_p))
+        at = _draw_kept(top, temperature, keys, ids, min_p, state)
+    else:
+        at = _race_all(row, top, at, temperature, state)
+    return status, at
+
+
+@_jit
+def _draw_row(i, logits, rows, reals, whole, seeds, tokens, status):  # type: ignore[no-untyped-def]
+    temperature, top_p, min_p = reals[i]
+    top_k, index, position = whole[i]
+    state = _state(seeds[i], index, position)
+    drawn = _draw(logits[rows[i]], temperature, top_k, top_p, min_p, state)
+    status[i], tokens[i] = drawn
+
+
+@_jit_rows
+def draw_rows(logits, rows, reals, whole, seeds, tokens, status):  # type: ignore[no-untyped-def]
+    """Draw one token from each row `rows[i]` of `logits`.
+
+    logits: float32 [R, V], contiguous. rows: int64 [N]. reals: float64 [N, 3], temperature (0 is
+    greedy), top_p, min_p. whole: int64 [N, 3], top_k, choice index, position. seeds: uint64 [N].
+    Written: tokens int64 [N] (-1 for none), status int64 [N] (OK, NOT_FINITE, EMPTY).
+    """
+    if rows.size < _SHARED:
+        for i in range(rows.size):
+            _draw_row(i, logits, rows, reals, whole, seeds, tokens, status)
+    else:
+        for i in prange(rows.size):
+            _draw_row(i, logits, rows, reals, whole, seeds, tokens, status)
+
+
+_BF16_INF, _BF16_NEG_INF = np.int16(0x7F80), np.int16(-0x7F81)
+
+
+@_jit
+def _bf16_key(bits):  # type: ignore[no-untyped-def]
+    bits = np.int16(0) if bits == np.int16(-32768) else bits  # -0.0 becomes 0.0
+    return np.int16(bits ^ np.int16(np.int16(bits >> np.int16(15)) & np.int16(0x7FFF)))
+
+
+@_jit
+def _bf16_bounds(piece):  # type: ignore[no-untyped-def]
+    high, low = _BF16_NEG_INF, _BF16_INF
+    for i in range(piece.size):
+        key = _bf16_key(piece[i])
+        high = max(high, key)
+        low = min(low, key)
+    return high, low
+
+
+@_jit
+def _bf16_argmax(row):  # type: ignore[no-untyped-def]
+    """(status, id) of the largest of bfloat16 logits, given as int16 bit patterns."""
+    best, worst, at = _BF16_NEG_INF, _BF16_INF, 0
+    for begin in range(0, row.size, 4 * _PIECE):
+        high, low = _bf16_bounds(row[begin : begin + 4 * _PIECE])
+        worst = min(worst, low)
+        if high > best:
+            best, at = high, begin
+    if worst < _BF16_NEG_INF or best >= _BF16_INF:
+        return NOT_FINITE, -1
+    if best == _BF16_NEG_INF:
+        return EMPTY, -1
+    while _bf16_key(row[at]) != best:
+        at += 1
+    return OK, at
+
+
+@_jit_rows
+def argmax_rows_bf16(bits, rows, tokens, status):  # type: ignore[no-untyped-def]
+    """The greedy case of `draw_rows` over bfloat16 logits, given as int16 bit patterns [R, V]."""
+    if rows.size < _SHARED:
+        for i in range(rows.size):
+            status[i], tokens[i] = _bf16_argmax(bits[rows[i]])
+    else:
+        for i in prange(rows.size):
+            status[i], tokens[i] = _bf16_argmax(bits[rows[i]])
+
+
+@_jit
+def _in_order(keys, ids):  # type: ignore[no-untyped-def]
+    """Sort few keys, the largest first, in place; equal ones stay by rising id."""
+    for i in range(1, keys.size):
+        key, token, j = keys[i], ids[i], i
+        while j > 0 and keys[j - 1] < key:
+            keys[j], ids[j] = keys[j - 1], ids[j - 1]
+            j -= 1
+        keys[j], ids[j] = key, token
+
+
+@_jit
+def _logprobs(row, token, k, ids, values):  # type: ignore[no-untyped-def]
+    """(status, rank of `token`); ids [1 + k] and values [1 + k] are written."""
+    tops = np.empty((row.size + _PIECE - 1) // _PIECE, np.int32)
+    status, best, _ = _survey(row, tops)
+    if status != OK:
+        return status, 0
+    top = _float(best)
+    shift = np.float64(top) + math.log(_mass(row, top, 1.0, _NEG_INF_KEY))
+    ids[0], values[0] = token, np.float64(row[token]) - shift
+    if k > 0:
+        keys, likeliest = _largest(row, tops, k)
+        _in_order(keys, likeliest)
+        for i in range(k):
+            ids[1 + i], values[1 + i] = likeliest[i], np.float64(_float(keys[i])) - shift
+    return status, _rank(row, token)
+
+
+@_jit_rows
+def logprob_rows(logits, rows, tokens, counts, ids, values, ranks, status):  # type: ignore[no-untyped-def]
+    """Log-softmax of one token and of the likeliest ones, for each row `rows[i]` of `logits`.
+
+    logits: float32 [R, V]. rows, tokens, counts (how many likeliest, at most V): int64 [N].
+    Written: ids int64 and values float64 [N, 1 + most], the token itself first; ranks int64
+    [N], that of the token itself; status int64 [N].
+    """
+    if rows.size < _SHARED:
+        for i in range(rows.size):
+            found = _logprobs(logits[rows[i]], tokens[i], counts[i], ids[i], values[i])
+            status[i], ranks[i] = found
+    else:
+        for i in prange(rows.size):
+            found = _logprobs(logits[rows[i]], tokens[i], counts[i], ids[i], values[i])
+            status[i], ranks[i] = found
