@@ -63,6 +63,7 @@ class EngineStats:
     prompt_tokens: int
     generation_tokens: int
     cached_tokens: int
+    queried_tokens: int
     finished: dict[str, int]
     ttft: Percentiles
     itl: Percentiles
@@ -71,12 +72,19 @@ class EngineStats:
 
 @dataclass(slots=True)
 class Observations:
-    """Samples since the last drain, for histograms. Seconds or tokens."""
+    """Samples since the last drain, for histograms. Seconds or tokens.
+
+    Of a request that ended: queue (arrival to first step), prefill (first step to first token),
+    decode (first token to last), tpot (decode per token after the first), e2e.
+    """
 
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
     e2e: list[float] = field(default_factory=list)
     queue: list[float] = field(default_factory=list)
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     generation_tokens: list[int] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=list)
@@ -88,6 +96,7 @@ class _Times:
     prompt_tokens: int
     choices: int
     scheduled: float | None = None
+    first: float | None = None  # time of its first token
     generated: int = 0
     last: dict[int, float] = field(default_factory=dict)  # choice -> time of its last token
 
@@ -141,7 +150,8 @@ class StatsRecorder:
         fresh, self._fresh = self._fresh, Observations()
         return fresh
 
-    def snapshot(self, scheduler: Scheduler, now: float) -> EngineStats:
+    def snapshot(self, scheduler: Scheduler, now: float, percentiles: bool = True) -> EngineStats:
+        """`percentiles=False` leaves them 0: they sort thousands of samples."""
         self._trim(now)
         begin = self._window[0][0] - self._window[0][1] if self._window else now
         span = max(now - begin, 1e-9)
@@ -163,10 +173,11 @@ class StatsRecorder:
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             cached_tokens=kv.cached_tokens,
+            queried_tokens=kv.queried_tokens,
             finished=dict(self.finished),
-            ttft=Percentiles.of(self._ttft),
-            itl=Percentiles.of(self._itl),
-            e2e=Percentiles.of(self._e2e),
+            ttft=Percentiles.of(self._ttft if percentiles else ()),
+            itl=Percentiles.of(self._itl if percentiles else ()),
+            e2e=Percentiles.of(self._e2e if percentiles else ()),
         )
 
     def _note(self, update: Update, now: float) -> int:
@@ -182,6 +193,8 @@ class StatsRecorder:
             else:
                 self._itl.append(now - last)
                 self._fresh.itl.append(now - last)
+            if times.first is None:
+                times.first = now
             times.last[update.index] = now
             times.generated += count
         if update.finish_reason:
@@ -198,6 +211,12 @@ class StatsRecorder:
         self._e2e.append(now - times.arrival)
         self._fresh.e2e.append(now - times.arrival)
         self._fresh.generation_tokens.append(times.generated)
+        if times.scheduled is not None and times.first is not None:
+            decode = max(times.last.values()) - times.first
+            self._fresh.prefill.append(times.first - times.scheduled)
+            self._fresh.decode.append(decode)
+            if times.generated > 1:
+                self._fresh.tpot.append(decode / (times.generated - 1))
 
     def _count(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
