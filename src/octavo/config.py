@@ -106,6 +106,47 @@ class EngineConfig:
         return cls(**options)
 
 
+@dataclass(frozen=True)
+class ServerConfig:
+    """How `octavo serve` faces the network. Raises ConfigError, naming field, value and remedy.
+
+    `served_model_name` and `allowed_origins` may list several, separated by commas.
+    """
+
+    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
+    port: int = _option(8000, "port to listen on; 0 takes a free one", low=0)
+    api_key: str | None = _option(
+        None, "key that every path but /health asks for; better set in OCTAVO_API_KEY"
+    )
+    served_model_name: str | None = _option(
+        None, "names that requests may call the model by, the first one in answers"
+    )
+    root_path: str = _option("", "path prefix under which a proxy shows this server")
+    allowed_origins: str | None = _option(None, "origins whose web pages may call (CORS)")
+    max_body_mb: float = _option(32, "MiB of a request body")
+    drain_timeout: float = _option(30, "seconds that running requests get to finish after SIGTERM")
+    stall_timeout: float = _option(
+        60, "seconds after which a stream whose client reads nothing is ended"
+    )
+    log_requests: bool = _option(False, "log prompts and answers too, not only their sizes")
+    restart_engine: bool = _option(False, "start the engine again when it dies")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_type(item, getattr(self, item.name))
+        if self.port > 65535:
+            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path must start with '/', not {self.root_path!r}")
+        if self.api_key == "":
+            raise ConfigError("api_key must not be empty; leave it out for none")
+        if not 0 <= self.drain_timeout < 1e6:
+            raise ConfigError(f"drain_timeout must be seconds from 0, not {self.drain_timeout}")
+        for name in ("max_body_mb", "stall_timeout"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
 def check_names(cls: type, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a name that is no field of the dataclass `cls`."""
     known = [f.name for f in fields(cls)]
