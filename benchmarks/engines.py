@@ -37,7 +37,7 @@ def start(name: str, model: Path, log: Path | None = None, **options: Any) -> En
     spec = ENGINES[name]
     return EngineProcess(
         name,
-        spec.module,
+        f"benchmarks.peers.{spec.module}",
         {"model": str(model), **spec.options, **options},
         python=sys.executable,
         environment=spec.environment,

@@ -28,7 +28,8 @@ class PeerError(Exception):
 class EngineProcess:
     """One engine of `benchmarks.peers`, in a process of its own.
 
-    name: how it is called in tables and rows. module: its file in benchmarks/peers.
+    name: how it is called in tables and rows. module: what to run, such as
+    `benchmarks.peers.octavo_llm`.
     options: for its `load`. python: the interpreter of its environment.
     """
 
@@ -44,7 +45,7 @@ class EngineProcess:
         self.name = name
         sink = log.open("ab") if log else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.peers.{module}", json.dumps(options)],
+            [python, "-m", module, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sink,
@@ -55,7 +56,11 @@ class EngineProcess:
         )
         if log:
             sink.close()  # type: ignore[union-attr]
-        ready = self._hear()
+        try:
+            ready = self._hear()
+        except PeerError:
+            self.close()
+            raise
         self.startup_s: float = ready["startup_s"]
         self.facts: dict[str, Any] = ready["facts"]
 
@@ -89,16 +94,18 @@ class EngineProcess:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process and all its children."""
-        self.resume()
+        """End the process and all its children. Doing it again does no harm."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=20)
         with contextlib.suppress(ProcessLookupError):
+            self.resume()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=20)
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._process.stdout.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -21,6 +21,7 @@ _BLANK = (
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 )
+_PARTS = ("src", "tests", "benchmarks", "scripts")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -60,27 +61,31 @@ def length(function: Function) -> int:
 def main() -> None:
     folders: dict[str, list[int]] = defaultdict(list)
     lengths: list[tuple[int, str]] = []
-    for path in sorted(
-        p for part in ("src", "tests", "benchmarks") for p in ROOT.glob(f"{part}/**/*.py")
-    ):
-        name = path.relative_to(ROOT)
-        source = path.read_text()
+    for path in sorted(path for part in _PARTS for path in (ROOT / part).rglob("*.py")):
+        name, source = path.relative_to(ROOT), path.read_text()
         folders[str(name.parent)].append(code_lines(source))
         if name.parts[0] == "src":
-            tree = ast.parse(source)
-            lengths += [(length(f), f"{name}:{f.lineno} {f.name}") for f in functions(tree)]
+            found = functions(ast.parse(source))
+            lengths += [(length(f), f"{name}:{f.lineno} {f.name}") for f in found]
+    _print_folders(folders)
+    _print_functions(lengths)
+
+
+def _print_folders(folders: dict[str, list[int]]) -> None:
     print(f"{'folder':<28} files  code lines")
     for folder, counts in folders.items():
         print(f"{folder:<28} {len(counts):5}  {sum(counts):10,}")
-    for part in ("src", "tests", "benchmarks"):
-        total = sum(sum(c) for f, c in folders.items() if f.split("/")[0] == part)
-        print(f"{part + ', all':<28} {'':5}  {total:10,}")
-    lengths.sort(reverse=True)
+    for part in _PARTS:
+        own = [sum(counts) for folder, counts in folders.items() if folder.split("/")[0] == part]
+        print(f"{part + ', all':<28} {'':5}  {sum(own):10,}")
+
+
+def _print_functions(lengths: list[tuple[int, str]]) -> None:
     sizes = sorted(size for size, _ in lengths)
-    print(f"\nfunctions in src: {len(sizes)}; median {statistics.median(sizes):.0f} lines, "
-          f"95% within {sizes[int(0.95 * len(sizes))]}")  # fmt: skip
-    for size, name in lengths[:12]:
-        print(f"{size:4}  {name}")
+    middle, most = statistics.median(sizes), sizes[int(0.95 * len(sizes))]
+    print(f"\nfunctions in src: {len(sizes)}; median {middle:.0f} lines, 95% within {most}")
+    for size, text in sorted(lengths, reverse=True)[:12]:
+        print(f"{size:4}  {text}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Octavo:
         self._probe = KVProbe(self._llm)
         limits = self._llm.engine.limits
         self.facts = {
-            "engine": f"octavo {__version__}",
+            "build": f"octavo {__version__}",
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "dtype": limits.dtype,

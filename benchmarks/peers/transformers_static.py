@@ -32,7 +32,7 @@ class Static:
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0
         self.facts = {
-            "engine": f"transformers {transformers.__version__} static, batch {self._batch}",
+            "build": f"transformers {transformers.__version__} static, batch {self._batch}",
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "dtype": str(dtype).removeprefix("torch."),
@@ -88,8 +88,8 @@ def load(model: str, dtype: Any, attention: str) -> Any:
         options["gguf_file"] = file
         if hasattr(transformers, "GgufConfig"):
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
-    return model.eval()
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+    return loaded.eval()
 
 
 def kv_account(batches: list[list[Job]]) -> dict[str, Any]:
