@@ -10,10 +10,12 @@ Not here: the chat template (`chat.py`), streaming (`detokenizer.py`).
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import RequestError, RequestTypeError
+from octavo.text.control import ControlTokens
 from octavo.text.decoding import TokenBytes, byte_rule
 from octavo.text.loading import Parts, read_parts
 
@@ -74,6 +76,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         return self.chat_templates.get("default")
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The special tokens as texts."""
+        return ControlTokens({i: self.added_tokens[i] for i in self.special_ids})
 
     def _named_id(self, name: str) -> int | None:
         text = self.named.get(name)

@@ -1,0 +1,431 @@
+"""Messages to a prompt: the model's chat template, and ids in which no message can forge a turn.
+
+For messages without special tokens in them the ids are those of transformers'
+`apply_chat_template(tokenize=True)`. Where a caller's text spells a special token, or begins or
+ends with a part of one, the template is rendered a second time with a mark put inside each such
+spelling: whatever special token still stands whole in that text was written by the template,
+and everything between them is encoded as mere text. The mark is a character that occurs nowhere
+else, and sits where trimming and splitting leave it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from octavo.errors import ConfigError, RequestError, RequestTypeError
+from octavo.text.loading import NAMED_TOKENS
+from octavo.text.sandbox import Template
+from octavo.text.tokenizer import Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+RESERVED = frozenset(
+    {
+        *NAMED_TOKENS,
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "range",
+        "dict",
+    }
+)
+# Stands after the text that is to be continued: whether a template trimmed it shows whether it
+# would have trimmed that text's own last spaces. No template writes this kind of space.
+_RARE_SPACE = "\u205f"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: its text, and the ids to compute."""
+
+    text: str
+    token_ids: list[int]
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    special_tokens_in_content: bool = False,
+) -> ChatPrompt:
+    """The prompt of a conversation, with exactly one BOS where the tokenizer uses one.
+
+    chat_template: jinja source, or the name of one of the tokenizer's; None is the model's own.
+    add_generation_prompt: open the assistant's turn; None does, unless the final message is
+        to be continued.
+    continue_final_message: the prompt ends with the final assistant message's text.
+    chat_template_kwargs: further variables of the template; those it gets anyway are refused.
+    special_tokens_in_content: let special tokens spelled in messages be special tokens.
+
+    Raises RequestError: a message is malformed, there is no template, or it refuses.
+    """
+    job = _Job(
+        tokenizer,
+        _template(tokenizer, chat_template, tools),
+        _Inputs(
+            _messages(messages),
+            _objects("tools", tools),
+            _objects("documents", documents),
+            _extra(chat_template_kwargs),
+        ),
+        _opens_turn(add_generation_prompt, continue_final_message),
+        continue_final_message,
+    )
+    text = job.render()
+    if special_tokens_in_content or not job.control.touches(job.inputs.strings()):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        ids = job.guarded(text)
+    bos = tokenizer.bos_id
+    if tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
+        ids.insert(0, bos)
+    return ChatPrompt(text, ids)
+
+
+def read_chat_template(value: str) -> str:
+    """The template that an option names: a file, or jinja source given in place.
+
+    Raises ConfigError when it is neither, or does not compile.
+    """
+    path = Path(value).expanduser()
+    source = value
+    if "{" not in value:
+        if not path.is_file():
+            raise ConfigError(f"chat template: {value!r} is neither a file nor jinja source")
+        source = path.read_text(encoding="utf-8")
+    try:
+        _compiled(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
+    return source
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Template:
+    return Template(source)
+
+
+def _template(tokenizer: Tokenizer, given: str | None, tools: object) -> Template:
+    known = tokenizer.chat_templates
+    if given is None:
+        given = "tool_use" if tools and "tool_use" in known else "default"
+        if given not in known:
+            raise RequestError(
+                "this model has no chat template; start with a template of your own "
+                "(chat_template=..., --chat-template FILE), or send a plain prompt instead",
+                "chat_template",
+            )
+    source = known.get(given, given)
+    try:
+        return _compiled(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise RequestError(
+            f"the chat template does not compile: line {error.lineno}: {error.message}",
+            "chat_template",
+        ) from error
+
+
+def _opens_turn(add_generation_prompt: bool | None, continue_final: bool) -> bool:
+    if add_generation_prompt and continue_final:
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other: the first opens "
+            "a new assistant turn, the second goes on with the last; set one to false",
+            "continue_final_message",
+        )
+    return not continue_final if add_generation_prompt is None else add_generation_prompt
+
+
+# --- what a caller may send ---------------------------------------------------------------
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestTypeError(
+            f"messages must be a list of objects, not {type(messages).__name__}", "messages"
+        )
+    if not messages:
+        raise RequestError("messages is empty; give at least one message", "messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestTypeError(f"{where} must be an object, not {type(message).__name__}", where)
+    clean = {key: _json_value(v, f"{where}.{key}") for key, v in message.items() if v is not None}
+    role = clean.get("role")
+    if role not in ROLES:
+        raise RequestError(
+            f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", f"{where}.role"
+        )
+    if "content" in clean:
+        clean["content"] = _content(clean["content"], f"{where}.content")
+    elif not (role == "assistant" and clean.get("tool_calls")):
+        raise RequestError(f"{where}.content is missing", f"{where}.content")
+    for i, call in enumerate(clean.get("tool_calls", ())):
+        _open_arguments(call, f"{where}.tool_calls[{i}]")
+    return clean
+
+
+def _content(content: Any, where: str) -> str:
+    """A message's text; several text parts are joined as they are."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestTypeError(
+            f"{where} must be a string or a list of text parts, not {type(content).__name__}",
+            where,
+        )
+    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise RequestError(
+            f"{where} must be a text part ({{'type': 'text', 'text': ...}}); "
+            f"type {kind!r} is not supported",
+            where,
+        )
+    if not isinstance(part.get("text"), str):
+        raise RequestTypeError(f"{where}.text must be a string", f"{where}.text")
+    return str(part["text"])
+
+
+def _open_arguments(call: Any, where: str) -> None:
+    """Templates expect the arguments of a tool call as an object, clients send JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError(f"{where} must hold a 'function' object", where)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments else {}
+        except ValueError as error:
+            raise RequestError(
+                f"{where}.function.arguments is not valid JSON: {error}", where
+            ) from error
+
+
+def _objects(name: str, values: Any) -> list[Any] | None:
+    if values is None:
+        return None
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise RequestTypeError(f"{name} must be a list of objects", name)
+    for i, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise RequestTypeError(f"{name}[{i}] must be an object", f"{name}[{i}]")
+    return [_json_value(value, name) for value in values]
+
+
+def _extra(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise RequestTypeError("chat_template_kwargs must be an object", "chat_template_kwargs")
+    for name in values:
+        if name in RESERVED:
+            raise RequestError(
+                f"chat_template_kwargs must not set {name!r}: the engine sets it",
+                "chat_template_kwargs",
+            )
+    return {str(k): _json_value(v, "chat_template_kwargs") for k, v in values.items()}
+
+
+def _json_value(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy made of plain JSON types, so that a template meets no object with methods."""
+    if depth > 64:
+        raise RequestError(f"{where} is nested more than 64 deep", where)
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(k): _json_value(v, where, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(v, where, depth + 1) for v in value]
+    raise RequestTypeError(f"{where} holds a {type(value).__name__}, which is not JSON", where)
+
+
+# --- special tokens in a caller's text ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """All that a caller gave to the template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    documents: list[Any] | None
+    extra: dict[str, Any]
+
+    def strings(self) -> Iterator[str]:
+        """Every string, keys too; not the roles, which are words of a fixed list."""
+        plain = [{k: v for k, v in m.items() if k != "role"} for m in self.messages]
+        yield from _strings([plain, self.tools, self.documents, self.extra])
+
+    def changed(self, change: Callable[[str], str]) -> "_Inputs":
+        messages = [{**_changed(m, change), "role": m["role"]} for m in self.messages]
+        tools, documents = _changed(self.tools, change), _changed(self.documents, change)
+        return _Inputs(messages, tools, documents, _changed(self.extra, change))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(k): _changed(v, change) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_changed(v, change) for v in value]
+    return value
+
+
+# --- rendering ----------------------------------------------------------------------------
+
+
+class _Job:
+    """One conversation on its way to ids."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template,
+        inputs: _Inputs,
+        opens_turn: bool,
+        continues: bool,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.inputs = inputs
+        self.opens_turn = opens_turn
+        self.continues = continues
+        self.control = tokenizer.control
+        if continues and inputs.messages[-1]["role"] != "assistant":
+            raise RequestError(
+                "continue_final_message needs a final message of the role 'assistant', not "
+                f"{inputs.messages[-1]['role']!r}",
+                "continue_final_message",
+            )
+        if continues and "content" not in inputs.messages[-1]:
+            raise RequestError("the final message has no content to continue", "messages")
+
+    def render(self, inputs: _Inputs | None = None) -> str:
+        """The prompt's text; up to the end of the final message if that is continued."""
+        inputs = inputs or self.inputs
+        if not self.continues:
+            return self._filled(inputs)
+        content = inputs.messages[-1]["content"]
+        end = _unused("".join(inputs.strings()), "\U000ffff0")
+        final = {**inputs.messages[-1], "content": content + end + _RARE_SPACE}
+        messages = [*inputs.messages[:-1], final]
+        text = self._filled(_Inputs(messages, inputs.tools, inputs.documents, inputs.extra))
+        before, found, after = text.rpartition(end)
+        if not found:
+            raise RequestError(
+                "continue_final_message: the chat template does not print the final message",
+                "continue_final_message",
+            )
+        trimmed = not after.startswith(_RARE_SPACE)
+        return before.rstrip() if trimmed and content.strip() else before
+
+    def _filled(self, inputs: _Inputs) -> str:
+        messages = inputs.messages
+        if self.template.takes_parts:
+            messages = [_as_parts(message) for message in messages]
+        variables = {
+            **self.tokenizer.named,
+            **inputs.extra,
+            "messages": messages,
+            "tools": inputs.tools,
+            "documents": inputs.documents,
+            "add_generation_prompt": self.opens_turn,
+        }
+        try:
+            return self.template.render(variables, sum(map(len, inputs.strings())))
+        except jinja2.TemplateError as error:
+            raise RequestError(f"chat template: {error.message or error}", "messages") from error
+        except RecursionError as error:
+            raise RequestError("chat template: it calls itself without end", "messages") from error
+        except Exception as error:  # an operation of the template failed on these messages
+            raise RequestError(
+                f"the chat template cannot render these messages: {error}", "messages"
+            ) from error
+
+    def guarded(self, text: str) -> list[int]:
+        """Ids in which only the template's own special tokens are special."""
+        mark = _unused(text + "".join(self.inputs.strings()), "\U0010fff0")
+        marked = self.render(self.inputs.changed(lambda s: self.control.marked(s, mark)))
+        marked = marked.replace(json.dumps(mark)[1:-1], mark)
+        ids: list[int] = []
+        at = 0
+        for match in self.control.pattern.finditer(marked):
+            left, right = self.control.strips[match[0]]
+            run = marked[at : match.start()]
+            ids += self._text_ids(run.rstrip() if left else run, mark, at == 0)
+            ids.append(self.control.ids[match[0]])
+            at = match.end()
+            if right:
+                at += len(marked) - at - len(marked[at:].lstrip())
+        return ids + self._text_ids(marked[at:], mark, at == 0)
+
+    def _text_ids(self, run: str, mark: str, at_start: bool) -> list[int]:
+        """Ids of a stretch without special tokens of the template's."""
+        encode = self.tokenizer.encode_ordinary
+        forbidden = self.tokenizer.special_ids - {self.control.ids.get(self._unknown, -1)}
+        whole = run.replace(mark, "")
+        ids = encode(whole, at_start) if whole else []
+        if forbidden.isdisjoint(ids):
+            return ids
+        # A Unigram model holds the spellings among its pieces; cut apart, it cannot find them.
+        ids = []
+        for part in filter(None, run.split(mark)):
+            ids += encode(part, at_start and not ids)
+        if forbidden.isdisjoint(ids):
+            return ids
+        raise RequestError("a message spells a special token that cannot be written as text")
+
+    @property
+    def _unknown(self) -> str:
+        return self.tokenizer.named.get("unk_token", "")
+
+
+def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
+    if "content" not in message:
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _unused(text: str, first: str) -> str:
+    """A private-use character from `first` on that `text` does not hold."""
+    return next(c for c in map(chr, range(ord(first), ord(first) - 60_000, -1)) if c not in text)

@@ -1,0 +1,46 @@
+"""The spellings of special tokens, and how a text is kept from making one."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from tokenizers import AddedToken
+
+
+class ControlTokens:
+    """The spellings of the special tokens, and where a text could make one of them."""
+
+    def __init__(self, tokens: Mapping[int, AddedToken]) -> None:
+        self.ids = {token.content: i for i, token in tokens.items() if token.content}
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.starts = {text[:n] for text in self.ids for n in range(1, len(text))}
+        self.ends = {text[n:] for text in self.ids for n in range(1, len(text))}
+        self.reach = max(map(len, self.ids), default=0)
+        self.strips = {
+            text: (bool(tokens[i].lstrip), bool(tokens[i].rstrip)) for text, i in self.ids.items()
+        }
+
+    def cuts(self, text: str) -> list[int]:
+        """The places in `text` where a mark keeps it from being, or helping to make, a special
+        token: inside each one spelled out, inside a beginning of one at the text's end, inside
+        an ending of one at the text's start."""
+        found = [m.start() + 1 for m in self.pattern.finditer(text) if len(m[0]) > 1]
+        size = len(text)
+        for n in range(1, min(self.reach, size + 1)):
+            if text[size - n :] in self.starts:
+                found.append(size - n + 1)
+            if text[:n] in self.ends:
+                found.append(n - 1)
+        return found
+
+    def touches(self, texts: Iterable[str]) -> bool:
+        return any(self.cuts(text) for text in texts)
+
+    def marked(self, text: str, mark: str) -> str:
+        while cuts := sorted(set(self.cuts(text)), reverse=True):
+            fresh = [at for at in cuts if mark not in text[max(at - 1, 0) : at + 1]]
+            if not fresh:
+                break
+            for at in fresh:
+                text = text[:at] + mark + text[at:]
+        return text
