@@ -20,7 +20,7 @@ from octavo.log import get_logger
 from octavo.models.files import resolve
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
-from octavo.text.chat import render_chat
+from octavo.text.chat import encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
 
 logger = get_logger(__name__)
@@ -62,7 +62,7 @@ class LLM:
         policy = create_policy(scheduler)
         files = resolve(config.model, config.revision)
         source = resolve(config.tokenizer) if config.tokenizer else files
-        self._setup(config, policy, create_executor(config), load_tokenizer(source))
+        self._setup(config, policy, create_executor(config), load_tokenizer(source.root))
 
     @classmethod
     def over(
@@ -84,6 +84,8 @@ class LLM:
         self.engine = Engine(config, executor, policy)
         self._tokenizer = tokenizer
         self._outputs = OutputProcessor(tokenizer)
+        given = config.chat_template
+        self._chat_template = read_chat_template(given) if given else None
         self._ids = itertools.count()
         self._inbox: dict[str, deque[RequestOutput]] = {}  # of requests in flight
 
@@ -113,22 +115,24 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
 
-        Without `sampling_params` the answer may fill the model's window. Raises RequestError.
+        Without `sampling_params` the answer may fill the model's window. `chat_template` is
+        jinja source or a template's name; `add_generation_prompt` opens the assistant's turn,
+        which is the default unless the final message is continued. Raises RequestError.
         """
-        conversations = [messages] if _is_conversation(messages) else list(messages)
+        conversations = [messages] if _is_conversation(messages) or not messages else messages
         prompts = [
             self._render(
                 conversation,  # type: ignore[arg-type]
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                template_kwargs=chat_template_kwargs,
+                chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations
         ]
@@ -148,7 +152,7 @@ class LLM:
             params = sampling_params or self.get_default_sampling_params().with_(max_tokens=None)
             jobs = self._jobs([ids], params, 0)
         else:
-            jobs = self._jobs(_prompt_list(prompt), sampling_params, 0)  # type: ignore[arg-type]
+            jobs = self._jobs(_prompt_list(prompt), sampling_params, 0)
         if len(jobs) != 1:
             raise RequestError(f"stream takes one prompt, not {len(jobs)}", "prompt")
         return self._stream(jobs[0])
@@ -171,8 +175,9 @@ class LLM:
         self.engine.close()
 
     def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:
-        text, ids = render_chat(self._tokenizer, conversation, **options)
-        return {"prompt": text, "prompt_token_ids": ids}
+        options["chat_template"] = options.get("chat_template") or self._chat_template
+        prompt = encode_chat(self._tokenizer, conversation, **options)
+        return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
     def _jobs(
         self,
@@ -294,13 +299,13 @@ class LLM:
 
 
 def _is_conversation(value: object) -> bool:
-    """Whether `value` is one list of messages: dicts that have a role."""
+    """Whether `value` is one list of messages, and not of prompts or of conversations."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and len(value) > 0
         and isinstance(value[0], Mapping)
-        and "role" in value[0]
+        and not value[0].keys() & {"prompt", "prompt_token_ids"}
     )
 
 

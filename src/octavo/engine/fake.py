@@ -115,7 +115,7 @@ class FakeRunner:
             None if spec.params.logprobs is None else self._logprobs(token, spec.params.logprobs)
             for token, spec in zip(tokens, row.samples, strict=True)
         )
-        prompt = ()
+        prompt: tuple[TokenLogprobs, ...] = ()
         if row.num_prompt_logprobs is not None:
             count = row.num_prompt_logprobs
             prompt = tuple(self._logprobs(token, count) for token in row.prompt_targets)
