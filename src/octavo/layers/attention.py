@@ -1,0 +1,75 @@
+"""One attention layer over the paged cache: q, k and v as one product, rotary, write, attend."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.kernels.dispatch import Ops
+from octavo.layers.linear import Product
+from octavo.layers.norm import HeadNorm
+
+
+@runtime_checkable
+class RopeWriter(Protocol):
+    """What a backend may offer beside its contract: rotary and cache write in one pass."""
+
+    def rope_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> None:
+        """Turn query and key in place by meta.positions, store key and value at meta.slots."""
+        ...
+
+
+class Attention:
+    """qkv: H -> (heads + 2 kv_heads) * head_dim, q first, then k, then v; output: back to H.
+
+    cos_sin: as `layers.rope.cos_sin_table` makes it. q_norm, k_norm: norms of each head before
+    the rotary (Qwen3), or None.
+    """
+
+    __slots__ = (
+        "_attend", "_cos_sin", "_k_norm", "_output", "_q_norm", "_qkv", "_rope", "_rope_write",
+        "_shape", "_sizes", "_write", "spec",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ops: Ops,
+        backend: AttentionBackend,
+        spec: AttentionSpec,
+        qkv: Product,
+        output: Product,
+        cos_sin: torch.Tensor,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
+    ) -> None:
+        self.spec = spec
+        self._sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self._shape = (-1, sum(self._sizes), spec.head_dim)
+        self._qkv, self._output, self._cos_sin = qkv, output, cos_sin
+        self._q_norm, self._k_norm = q_norm, k_norm
+        self._rope = ops.rope
+        self._write, self._attend = backend.write, backend.attend
+        self._rope_write = backend.rope_write if isinstance(backend, RopeWriter) else None
+
+    def forward(
+        self, x: torch.Tensor, meta: AttentionMetadata, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, H] -> [T, H]; this step's keys and values are stored in `cache`."""
+        query, key, value = torch.split_with_sizes(self._qkv(x).view(self._shape), self._sizes, 1)
+        if self._q_norm is not None and self._k_norm is not None:
+            self._q_norm.forward(query)
+            self._k_norm.forward(key)
+        if self._rope_write is not None:
+            self._rope_write(query, key, value, self._cos_sin, cache, meta)
+        else:
+            self._rope(query, key, self._cos_sin, meta.positions)
+            self._write(key, value, cache, meta)
+        return self._output(self._attend(query, cache, meta, self.spec))

@@ -1,0 +1,172 @@
+"""Dense products y = x W^T + b, and the care that a row's bits do not depend on the row count.
+
+On a CPU the weight is reordered once for oneDNN and the plain copy is dropped. A library picks
+its blocking, and with it the order of a sum, by the number of rows. `StableRows` finds out, the
+first time a row count is seen, whether it gives each row the bits that other counts give, and
+pads or splits the rows where it does not.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+# x [rows, in_features] -> [rows, out_features]
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+# Rows the weight is laid out for. bf16: 1 chooses oneDNN's layout of 64 columns a block, whose
+# rows agree over far more row counts than those of wider hints, at equal speed. fp32: 64.
+_LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
+
+_CANONICAL = 64  # the row count whose bits are the right ones, and the last resort for pieces
+_PIECES = (1024, 512, 256, 128, _CANONICAL)
+_PROBE_ROWS = 16
+_PROBE_COLUMNS = 16
+
+
+class StableRows(dict[int, int]):
+    """Row count -> the count to call `product` with, so that a row always has the same bits.
+
+    A larger number: pad to it. A smaller one: work in pieces of it. Found by trying each count
+    once, on inputs whose outputs cancel to their rounding errors, so that any other order of
+    summation shows in the bits.
+    """
+
+    def __init__(self, product: Product, weight: torch.Tensor) -> None:
+        super().__init__()
+        self._product = product
+        self._inputs = _cancelling_inputs(weight)
+        self._expected = self._tiled(_CANONICAL)[:_PROBE_ROWS]
+
+    def __missing__(self, rows: int) -> int:
+        fit = rows
+        if not self._agrees(rows):
+            fit = next((n for n in _larger(rows) if self._agrees(n)), 0)
+        if not fit:
+            fit = next(n for n in _PIECES if n == _CANONICAL or (n < rows and self._agrees(n)))
+        self[rows] = fit
+        return fit
+
+    def _tiled(self, rows: int) -> torch.Tensor:
+        repeats = -(-rows // _PROBE_ROWS)
+        return self._product(self._inputs.repeat(repeats, 1)[:rows])
+
+    def _agrees(self, rows: int) -> bool:
+        found = self._tiled(rows)
+        whole = rows - rows % _PROBE_ROWS
+        body = found[:whole].view(-1, *self._expected.shape)
+        tail = found[whole:]
+        return bool((body == self._expected).all()) and torch.equal(
+            tail, self._expected[: len(tail)]
+        )
+
+
+def _larger(rows: int) -> list[int]:
+    """Row counts worth padding to: at most half as many again, or 64."""
+    most = max(rows + rows // 2, _CANONICAL)
+    steps = (2, 4, 8, 16, 32, 64, 128, 256)
+    near = {rows + 1, *(-(-rows // s) * s + extra for s in steps for extra in (0, 1))}
+    return sorted(n for n in near if rows < n <= most)
+
+
+def _cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:
+    """Inputs [16, K] whose products with 16 rows of `weight` [N, K] nearly vanish.
+
+    In bf16 a sum's rounding error is far below the last bit of its result, unless the result is
+    tiny beside its terms. So random values fill one third of the columns; the second and last
+    third are solved to cancel what the ones before leave over.
+    """
+    n, k = weight.shape
+    generator = torch.Generator().manual_seed(k)
+    columns = torch.randperm(k, generator=generator).tensor_split(3)
+    rows = torch.linspace(0, n - 1, min(_PROBE_COLUMNS, n, max(1, k // 6))).long()
+    target = weight.detach()[rows].cpu().double()
+    inputs = torch.zeros(_PROBE_ROWS, k, dtype=torch.float64)
+    start = torch.randn(_PROBE_ROWS, len(columns[0]), generator=generator)
+    inputs[:, columns[0]] = start.to(weight.dtype).double()
+    for part in columns[1:]:
+        if not len(part):
+            continue
+        rest = inputs @ target.T
+        solved = rest @ torch.linalg.pinv(target[:, part]).T
+        inputs[:, part] = -solved.to(weight.dtype).double()
+    return inputs.to(weight.dtype)
+
+
+class Products:
+    """Makes products for one device and dtype; equal shapes share what was found out of them."""
+
+    def __init__(self, device: str, dtype: torch.dtype, stable: bool = True) -> None:
+        self._stable = stable
+        self._shapes: dict[tuple[int, int, bool], StableRows] = {}
+        self._packed = device == "cpu" and dtype in _LAYOUT_ROWS and _has_onednn(dtype)
+        self._rows = _LAYOUT_ROWS.get(dtype, 1)
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+        """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed."""
+        product = self._pack(weight, bias) if self._packed else _plain(weight, bias)
+        if not self._stable:
+            return product
+        key = (*weight.shape, bias is not None)
+        if key not in self._shapes:
+            self._shapes[key] = StableRows(product, weight)
+        return _with_stable_rows(product, self._shapes[key])
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._rows)
+        return _onednn(packed, bias)
+
+    def explain(self) -> str:
+        """What serves the products, for `octavo doctor`."""
+        how = "oneDNN on reordered weights" if self._packed else "torch linear"
+        return f"{how}, rows independent of their number" if self._stable else how
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
+    """Whether torch can reorder a weight of this type and multiply with it."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(32, 32, dtype=dtype), 1)
+        _onednn(weight, None)(torch.zeros(1, 32, dtype=dtype))
+    except (RuntimeError, AttributeError):  # a build or processor without it
+        return False
+    return True
+
+
+def _onednn(packed: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    op = torch.ops.mkldnn._linear_pointwise.default
+    scalars: list[Any] = []
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = op(x, packed, bias, "none", scalars, "")
+        return out
+
+    return product
+
+
+def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    return product
+
+
+def _with_stable_rows(product: Product, fits: StableRows) -> Product:
+    def stable(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        fit = fits[rows]
+        return product(x) if fit == rows else _refit(product, x, rows, fit)
+
+    return stable
+
+
+def _refit(product: Product, x: torch.Tensor, rows: int, fit: int) -> torch.Tensor:
+    if fit > rows:
+        return product(F.pad(x, (0, 0, 0, fit - rows)))[:rows]
+    pieces = torch.split(x, fit)
+    last = pieces[-1]
+    whole = [product(piece) for piece in pieces[:-1]]
+    padded = product(F.pad(last, (0, 0, 0, fit - len(last))))[: len(last)]
+    return torch.cat([*whole, padded])

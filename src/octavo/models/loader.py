@@ -1,0 +1,241 @@
+"""From a configuration to a loaded model: find, describe, check, then fill.
+
+Strict both ways, before any weight is read: every tensor of the checkpoint must be a parameter
+and every parameter must be there in the right shape.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from octavo.attention import registry as attention_registry
+from octavo.attention.base import AttentionSpec
+from octavo.config import EngineConfig
+from octavo.errors import CheckpointError, ConfigError
+from octavo.kernels import dispatch
+from octavo.layers.linear import Products
+from octavo.log import get_logger
+from octavo.models import registry
+from octavo.models.decoder import EMBED, HEAD, Decoder, parameter_shapes
+from octavo.models.files import ModelFiles, resolve
+from octavo.models.spec import ModelSpec, load_spec
+from octavo.models.weights import StoredTensor, name_list, open_tensors
+from octavo.quant.base import check_method
+
+logger = get_logger(__name__)
+
+_GGUF_OUTER = {
+    "token_embd.weight": EMBED,
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": HEAD,
+}
+_GGUF_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Derived values that old checkpoints carry; recomputed here (`rope_freqs` by models.spec).
+_DERIVED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
+
+
+def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder:
+    """Load the model that `config` names, its weights in `dtype` on `device`.
+
+    Raises ModelNotFoundError, CheckpointError or ConfigError before any weight is read when
+    something is missing, damaged or unknown.
+    """
+    check_method(config.quantization)
+    files = resolve(config.model, config.revision)
+    stored = open_tensors(files)
+    spec = load_spec(files, stored)
+    window = _window(config, spec)
+    ops = dispatch.select(device, dtype)
+    backend = attention_registry.create(
+        config.attention_impl, device, dtype, attention_specs(spec), config.block_size,
+        _kv_dtype(config, dtype),
+    )  # fmt: skip
+    logger.info("loading %s (%s) from %s", config.model, spec.architecture, _described(files))
+    weights = Weights(spec, _renamed(files, spec, stored), device, dtype, config.load_progress)
+    with weights.progress():
+        model: Decoder = registry.decoder_class(spec.family)(
+            spec,
+            weights.take,
+            ops=ops,
+            products=Products(device, dtype),
+            backend=backend,
+            window=window,
+        )
+    return model
+
+
+def attention_specs(spec: ModelSpec) -> list[AttentionSpec]:
+    """The attention of each layer."""
+    return [
+        AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, window)
+        for window in spec.windows
+    ]
+
+
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    kinds = {"auto": dtype, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    return kinds[config.kv_cache_dtype]
+
+
+def _described(files: ModelFiles) -> str:
+    return ", ".join(str(path) for path in files.weights)
+
+
+def _window(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest sequence that positions are prepared for."""
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.longest:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model was made for at most "
+            f"{spec.longest} tokens"
+        )
+    return config.max_model_len
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parameter's stored tensor. `heads`: above 0, its rows are undone from GGUF's order of
+    interleaved rotary pairs, head by head."""
+
+    tensor: StoredTensor
+    heads: int = 0
+
+
+def _renamed(
+    files: ModelFiles, spec: ModelSpec, stored: Mapping[str, StoredTensor]
+) -> dict[str, Source]:
+    """Stored tensors by Hugging Face name, those that are derived left out."""
+    kept = {n: t for n, t in stored.items() if not _DERIVED.fullmatch(n) and t.num_bytes}
+    if not files.is_gguf:
+        return {name: Source(tensor) for name, tensor in kept.items()}
+    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
+    found: dict[str, Source] = {}
+    for name, tensor in kept.items():
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        part, _, kind = rest.rpartition(".")
+        target = _GGUF_OUTER.get(name)
+        if name.startswith("blk.") and part in _GGUF_INNER:
+            target = f"model.layers.{block}.{_GGUF_INNER[part]}.{kind}"
+        order = heads.get(part, 0) if spec.family.gguf_permuted else 0
+        found[target or name] = Source(tensor, order)
+    return found
+
+
+class Weights:
+    """The parameters of one model, checked, and handed out once each.
+
+    Raises CheckpointError at once for a tensor missing, unexpected or of another shape.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        sources: Mapping[str, Source],
+        device: str,
+        dtype: torch.dtype,
+        show_progress: bool = False,
+    ) -> None:
+        self._sources = _settle_head(spec, dict(sources))
+        self._shapes = parameter_shapes(spec)
+        self._device, self._dtype = device, dtype
+        self._show_progress = show_progress
+        self._bar: Any = None
+        self._check()
+
+    def take(self, *names: str) -> torch.Tensor:
+        """The parameters `names` one under the other, as a new tensor."""
+        shapes = [self._shapes[name] for name in names]
+        rows = sum(shape[0] for shape in shapes)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype)
+        begin = 0
+        for name, shape in zip(names, shapes, strict=True):
+            self._fill(self._sources.pop(name), out[begin : begin + shape[0]])
+            begin += shape[0]
+        return out.to(self._device)
+
+    def progress(self) -> Any:
+        """The progress bar, in bytes of the files; closed at the end of a `with`."""
+        total = sum(source.tensor.num_bytes for source in self._sources.values())
+        self._bar = tqdm(
+            total=total, unit="B", unit_scale=True, desc="loading weights", leave=False,
+            disable=not self._show_progress, delay=0.5,
+        )  # fmt: skip
+        return self._bar
+
+    def _fill(self, source: Source, out: torch.Tensor) -> None:
+        if source.heads:
+            stored = torch.empty_like(out)
+            source.tensor.read_into(stored)
+            pairs = (source.heads, out.shape[0] // source.heads // 2, 2)
+            out.view(pairs[0], 2, pairs[1], -1).copy_(stored.view(*pairs, -1).transpose(1, 2))
+        else:
+            source.tensor.read_into(out)
+        if self._bar is not None:
+            self._bar.update(source.tensor.num_bytes)
+
+    def _check(self) -> None:
+        held, wanted = self._sources, self._shapes
+        problems = list(_shape_problems(held, wanted))
+        if missing := sorted(wanted.keys() - held.keys()):
+            problems.append(f"missing: {name_list(missing)}")
+        if extra := sorted(held.keys() - wanted.keys()):
+            problems.append(f"unexpected: {name_list(extra)}")
+        for name, source in held.items():
+            if source.tensor.format is None or not source.tensor.format.is_float:
+                problems.append(f"{name!r} has the type {source.tensor.type_name}")
+        if problems:
+            file = next((s.tensor.file for s in held.values()), "no tensors at all")
+            raise CheckpointError(
+                f"the weights do not fit the model's config ({file}): {'; '.join(problems[:8])}"
+            )
+
+
+def _shape_problems(
+    held: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    for name in sorted(wanted.keys() & held.keys()):
+        if held[name].tensor.shape != wanted[name]:
+            yield f"{name!r} has the shape {held[name].tensor.shape}, not {wanted[name]}"
+
+
+def _settle_head(spec: ModelSpec, sources: dict[str, Source]) -> dict[str, Source]:
+    """A tied model uses the embedding as its head, as transformers does, whatever else is stored.
+
+    Untied and without a head is an error, which the strict check reports with its remedy.
+    """
+    if not spec.tie_embeddings:
+        if HEAD not in sources:
+            raise CheckpointError(
+                f"the checkpoint holds no {HEAD!r} and its config says tie_word_embeddings=false; "
+                "add the tensor, or set tie_word_embeddings to true if the embedding is the head"
+            )
+        return sources
+    head, embed = sources.pop(HEAD, None), sources.get(EMBED)
+    if head is not None and embed is not None and not _same_values(head.tensor, embed.tensor):
+        logger.warning(
+            "%s differs from the embedding, but the config ties them: the embedding is used", HEAD
+        )
+    return sources
+
+
+def _same_values(a: StoredTensor, b: StoredTensor) -> bool:
+    if (a.shape, a.type_name) != (b.shape, b.type_name):
+        return False
+    return a.data[a.offset : a.offset + a.num_bytes] == b.data[b.offset : b.offset + b.num_bytes]
