@@ -93,6 +93,7 @@ def _adjusts(spec: SampleSpec) -> bool:
     params = spec.params
     return bool(
         params.needs_history
+        or spec.bad_words
         or params.logit_bias
         or params.allowed_token_ids is not None
         or (spec.min_tokens_left > 0 and spec.stop_ids)
