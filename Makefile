@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constraints.txt
 PULL := $(VENV)/bin/octavo pull smollm2
 SOURCES := src tests benchmarks scripts
 

@@ -50,7 +50,9 @@ class TestEveryFile:
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler) and _broad(node.type):
                 inner = [n for statement in node.body for n in ast.walk(statement)]
-                told = any(isinstance(n, ast.Raise) or _logs(n) for n in inner)
+                told = any(
+                    isinstance(n, ast.Raise) or _logs(n) or _names(n, node.name) for n in inner
+                )
                 assert told, f"{name}:{node.lineno} swallows an error"
 
 
@@ -58,6 +60,11 @@ def _broad(kind: ast.expr | None) -> bool:
     return kind is None or (
         isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")
     )
+
+
+def _names(node: ast.AST, error: str | None) -> bool:
+    """Whether the caught error is used: kept, shown, or passed on."""
+    return isinstance(node, ast.Name) and node.id == error
 
 
 def _logs(node: ast.AST) -> bool:

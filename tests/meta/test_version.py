@@ -30,7 +30,12 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_direct_dependencies_are_pinned() -> None:
     wanted = (ROOT / "pyproject.toml").read_text()
     lists = re.findall(r"^(?:dependencies|dev|bench) = \[(.*?)\]", wanted, re.MULTILINE | re.DOTALL)
-    names = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)', " ".join(lists))}
+    names = {
+        name.lower().replace("_", "-") for name in re.findall(r'"([A-Za-z0-9_-]+)', " ".join(lists))
+    }
     pins = (ROOT / "constraints.txt").read_text()
-    pinned = {name.lower() for name in re.findall(r"^([A-Za-z0-9_-]+)==", pins, re.MULTILINE)}
+    pinned = {
+        name.lower().replace("_", "-")
+        for name in re.findall(r"^([A-Za-z0-9_-]+)==", pins, re.MULTILINE)
+    }
     assert names <= pinned, f"not pinned: {sorted(names - pinned)}"
