@@ -11,9 +11,9 @@ leaves the other rows as they are. A logit of -inf is a token that cannot be dra
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ _MESSAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One drawn token; `token_id` is -1 when `error` says why there is none."""
 
     token_id: int

@@ -1,0 +1,278 @@
+"""What the engine gained, step by step, as the outputs that a caller sees.
+
+Takes the updates of a step; keeps, for each request in flight, its ids, its text and what has
+been delivered of them; gives one `RequestOutput` per request and step, in the kind that the
+request asked for. Finds stop strings, which the engine, knowing no text, cannot: `process`
+names the choices that one has ended, and the caller tells the engine. Everything about a
+request is forgotten when its last choice ends.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from octavo.core.plan import TokenLogprobs
+from octavo.core.scheduler import Update
+from octavo.errors import RequestError
+from octavo.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
+from octavo.params import RequestOutputKind, SamplingParams
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.tokenizer import Tokenizer
+
+Stop = tuple[str, int]  # request id, choice
+
+
+class OutputProcessor:
+    """Turns updates into outputs. Knows the time only as it is told."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._states: dict[str, _State] = {}
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._states)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        arrival_time: float,
+    ) -> None:
+        """Expect updates of a request. Raises RequestError if its id is in flight."""
+        if request_id in self._states:
+            raise RequestError(
+                f"a request with the id {request_id[:128]!r} is in flight", "request_id"
+            )
+        self._states[request_id] = _State(
+            self._tokenizer, request_id, prompt, list(prompt_token_ids), params, arrival_time
+        )
+
+    def process(
+        self, updates: Iterable[Update], now: float
+    ) -> tuple[list[RequestOutput], list[Stop]]:
+        """(outputs to deliver, choices that a stop string has ended while the engine goes on).
+
+        Updates of requests that are not, or no longer, in flight are ignored, and so are those
+        of a choice after its end.
+        """
+        touched: dict[str, _State] = {}
+        stops: list[Stop] = []
+        for update in updates:
+            state = self._states.get(update.request_id)
+            if state is None:
+                continue
+            choice = state.choices[update.index]
+            if choice.finished:
+                continue
+            state.take(choice, update, now)
+            touched[update.request_id] = state
+            if choice.finished and update.finish_reason is None:
+                stops.append((update.request_id, update.index))
+        return self._deliver(touched, now), stops
+
+    def abort(self, request_id: str, now: float | None = None) -> RequestOutput | None:
+        """End a request; its last output, with the text so far. None if it is not in flight."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return None
+        for choice in state.choices:
+            if not choice.finished:
+                state.end(choice, "abort", None)
+        return state.output(now)
+
+    def _deliver(self, touched: dict[str, "_State"], now: float) -> list[RequestOutput]:
+        outputs = []
+        for request_id, state in touched.items():
+            if not state.live:
+                del self._states[request_id]
+            if not state.live or state.kind is not RequestOutputKind.FINAL_ONLY:
+                outputs.append(state.output(now))
+        return outputs
+
+
+class _Choice:
+    """One choice so far. `detokenizer` is None where text is made at the end, or not at all."""
+
+    __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "finish_reason", "index",
+                 "logprobs", "stop_reason", "text", "token_ids")  # fmt: skip
+
+    def __init__(self, index: int, detokenizer: Detokenizer | None, with_logprobs: bool) -> None:
+        self.index = index
+        self.detokenizer = detokenizer
+        self.token_ids: list[int] = []
+        self.logprobs: list[PositionLogprobs] | None = [] if with_logprobs else None
+        self.cumulative: float | None = 0.0 if with_logprobs else None
+        self.text = ""  # where there is no detokenizer
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.delivered = 0  # tokens that earlier outputs of kind DELTA held
+        self.changed = False  # since the last output
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def whole(self) -> CompletionOutput:
+        return CompletionOutput(
+            self.index,
+            self.text if self.detokenizer is None else self.detokenizer.text,
+            self.token_ids.copy(),
+            self.cumulative,
+            None if self.logprobs is None else self.logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def delta(self) -> CompletionOutput:
+        begin, self.delivered = self.delivered, len(self.token_ids)
+        return CompletionOutput(
+            self.index,
+            "" if self.detokenizer is None else self.detokenizer.take_delta(),
+            self.token_ids[begin:],
+            self.cumulative,
+            None if self.logprobs is None else self.logprobs[begin:],
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+
+class _State:
+    """One request in flight."""
+
+    __slots__ = ("cached", "choices", "error", "kind", "live", "metrics", "params", "prompt",
+                 "prompt_ids", "prompt_logprobs", "request_id", "tokenizer")  # fmt: skip
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request_id: str,
+        prompt: str | None,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        arrival_time: float,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.kind = params.output_kind
+        self.live = params.n
+        self.cached = 0
+        self.error: str | None = None
+        self.metrics = RequestMetrics(arrival_time)
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        # A stop string must be seen when it comes, and a stream shows text as it grows; all
+        # other text is made when its choice ends.
+        eager = params.detokenize and (
+            bool(params.stop_strings) or self.kind is not RequestOutputKind.FINAL_ONLY
+        )
+        self.choices = [
+            _Choice(i, self._detokenizer() if eager else None, params.logprobs is not None)
+            for i in range(params.n)
+        ]
+
+    def take(self, choice: _Choice, update: Update, now: float) -> None:
+        """Add what `choice` gained; end it if the engine or a stop string did."""
+        ids: Sequence[int] = update.token_ids
+        choice.changed = True
+        if ids and self.metrics.first_token_time is None:
+            self.metrics = RequestMetrics(self.metrics.arrival_time, None, now)
+            self.cached = update.num_cached_tokens
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *map(self._position, update.prompt_logprobs)]
+        if update.error is not None:
+            self.error = update.error
+        stopped = None
+        if choice.detokenizer is not None:
+            ids, stopped = self._follow(choice.detokenizer, ids, update.finish_reason)
+        choice.token_ids += ids
+        if choice.logprobs is not None:
+            self._add_logprobs(choice, update.logprobs[: len(ids)])
+        if stopped is not None:
+            self.end(choice, "stop", stopped)
+        elif update.finish_reason is not None:
+            self.end(choice, update.finish_reason, update.stop_reason)
+
+    def end(self, choice: _Choice, reason: FinishReason, stop_reason: int | str | None) -> None:
+        choice.changed = True
+        choice.finish_reason = reason
+        choice.stop_reason = stop_reason
+        self.live -= 1
+        if choice.detokenizer is not None:
+            choice.detokenizer.finish()
+        elif self.params.detokenize and choice.token_ids:
+            detokenizer = self._detokenizer()
+            detokenizer.append(self._shown(choice.token_ids, reason))
+            detokenizer.finish()
+            choice.text = detokenizer.text
+
+    def output(self, now: float | None) -> RequestOutput:
+        """What is to be delivered now."""
+        finished = not self.live
+        if finished:
+            times = self.metrics
+            self.metrics = RequestMetrics(times.arrival_time, None, times.first_token_time, now)
+        prompt_logprobs = self.prompt_logprobs
+        if self.kind is RequestOutputKind.DELTA:
+            choices = [choice.delta() for choice in self.choices if choice.changed]
+            self.prompt_logprobs = None  # delivered
+        else:
+            choices = [choice.whole() for choice in self.choices]
+        for choice in self.choices:
+            choice.changed = False
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_ids,
+            choices,
+            finished,
+            prompt_logprobs,
+            self.cached,
+            self.metrics,
+            self.error,
+        )
+
+    def _detokenizer(self) -> Detokenizer:
+        # Which id ends a choice is the engine's to say (`_shown`), so none is hidden here.
+        return Detokenizer(self.tokenizer, self.params, self.prompt_ids, stop_ids=())
+
+    def _shown(self, ids: Sequence[int], reason: FinishReason | None) -> Sequence[int]:
+        """The ids that have text: not the end-of-text or stop id that ended the choice."""
+        hidden = reason == "stop" and not self.params.include_stop_str_in_output
+        return ids[:-1] if hidden else ids
+
+    def _follow(
+        self, detokenizer: Detokenizer, ids: Sequence[int], reason: FinishReason | None
+    ) -> tuple[Sequence[int], str | None]:
+        """Make text of new ids; (the ids that count, the stop string that was completed)."""
+        before = detokenizer.count
+        detokenizer.append(self._shown(ids, reason))
+        if detokenizer.stopped is None:
+            return ids, None
+        return ids[: detokenizer.count - before], detokenizer.stopped
+
+    def _add_logprobs(self, choice: _Choice, entries: Sequence[TokenLogprobs | None]) -> None:
+        assert choice.logprobs is not None
+        assert choice.cumulative is not None
+        for entry in entries:
+            assert entry is not None, f"no logprobs for {self.request_id!r}, which asked"
+            choice.logprobs.append(self._position(entry))
+            choice.cumulative += entry.logprobs[0]
+
+    def _position(self, entry: TokenLogprobs) -> PositionLogprobs:
+        """One position's entries, the token itself first."""
+        text = self.tokenizer.token_text
+        found: PositionLogprobs = {}
+        for token, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True):
+            if token not in found:
+                found[token] = Logprob(logprob, rank, text(token))
+        return found
