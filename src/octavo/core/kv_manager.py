@@ -1,4 +1,4 @@
-"""All that the scheduler asks about memory: match, grow, fork, publish, free.
+"""All that the scheduler asks about memory: match, grow, fork, publish, swap, free.
 
 Tables live in the requests; this is the only place that changes them. It touches no tensor:
 what must be copied is collected as `BlockCopy`, in order, for the next plan.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.core.block_pool import BlockPool, expect
 from octavo.core.plan import BlockCopy
-from octavo.core.prefix_cache import PrefixCache
+from octavo.core.prefix_cache import PrefixCache, hash_block, root
 from octavo.core.request import Request
 
 
@@ -17,7 +17,8 @@ class KVUsage:
     """The pool in slots (one slot: the keys and values of one token), and the cache's luck.
 
     held_slots: of all blocks that some request holds; written_slots: of them, computed;
-    shared_slots: of them, held by more than one request. Shared ones count once.
+    shared_slots: of them, held by more than one request. Shared ones count once. peak_*: the
+    most so far. *_blocks count blocks, swapped ones since the start.
     """
 
     total_slots: int
@@ -29,6 +30,10 @@ class KVUsage:
     evictions: int
     queried_tokens: int
     cached_tokens: int
+    host_blocks: int = 0
+    peak_host_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
 
     @property
     def fragmentation(self) -> float:
@@ -40,15 +45,25 @@ class KVManager:
     """The block tables of all requests over one pool.
 
     num_blocks: of the pool, the null block included. enable_prefix_caching: whether equal
-    prefixes share blocks across requests.
+    prefixes share blocks across requests. num_host_blocks: of the swap pool, its own null block
+    included; below 2 there is none.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
+        self.host = BlockPool(num_host_blocks) if num_host_blocks >= 2 else None
         self.cache = PrefixCache(self.pool, block_size)
         self.caching = enable_prefix_caching
         self._holders: dict[Request, None] = {}
+        self._on_host: dict[Request, None] = {}
+        self._num_out = self._num_in = 0
         self._copies: list[BlockCopy] = []
 
     @property
@@ -59,23 +74,27 @@ class KVManager:
     # Entering: what is cached already, and is there room for the rest?
 
     def find(self, request: Request) -> list[int]:
-        """Blocks of `request`, which holds none, that are computed already.
+        """Blocks of `request`, which holds none, whose content the pool has already.
 
-        Changes nothing, and is stale once any block is allocated. A request that needs the
+        The longest computed prefix; of a swapped request, any that it will need. Changes
+        nothing, and is stale once any block is allocated. A request that needs the
         log-probabilities of its prompt must compute it and finds none.
         """
+        if request.host_blocks:
+            names = self._content(request)[: request.num_computed // self.block_size]
+            return [block for name in names if (block := self.pool.find(name)) is not None]
         if not self.caching or request.wants_prompt_logprobs:
             return []
         return self.cache.find(request)
 
-    def fits(self, request: Request, found: list[int], spare: int) -> bool:
-        """Whether `request` fits whole, after `found`, and leaves `spare` blocks free."""
+    def shortage(self, request: Request, found: list[int], spare: int) -> int:
+        """Blocks that lack for `request` to fit whole, with `found`, and leave `spare` free."""
         refs = self.pool.refs
         needed = self._blocks(len(request.tokens)) - len(found)
-        needed += sum(refs[block] == 0 for block in found)  # free now, and then not
+        needed += sum([refs[block] == 0 for block in found])  # free now, and then not
         if len(found) * self.block_size == len(request.tokens):
             needed += refs[found[-1]] > 0  # the copy that `take` speaks of
-        return needed + spare <= self.pool.num_free
+        return needed + spare - self.pool.num_free
 
     def take(self, request: Request, found: list[int]) -> int:
         """Give `found` to `request` as its first tokens; returns how many tokens that is.
@@ -86,7 +105,7 @@ class KVManager:
         """
         last = len(request.tokens) - 1
         if len(found) * self.block_size > last:
-            free = sum(self.pool.refs[block] == 0 for block in found)
+            free = sum([self.pool.refs[block] == 0 for block in found])
             if self.pool.num_free - free < 1:
                 found = found[:-1]
         for block in found:
@@ -112,6 +131,24 @@ class KVManager:
         return names[count] if count < len(names) else None
 
     # Running: more tokens, more choices, more published blocks.
+
+    def grow_each(self, requests: list[Request]) -> list[Request]:
+        """`grow` each by one token; returns those for which there was no block.
+
+        Each step does this for each running request, so the common case, a slot in a block of
+        its own, is decided here.
+        """
+        size, refs, hashes = self.block_size, self.pool.refs, self.pool.hashes
+        short: list[Request] = []
+        for request in requests:
+            index, offset = divmod(request.num_computed, size)
+            if offset:
+                block = request.table.blocks[index]
+                if refs[block] == 1 and hashes[block] is None:
+                    continue
+            if not self.grow(request, 1):
+                short.append(request)
+        return short
 
     def missing(self, request: Request) -> int:
         """Blocks that `request` still needs for the tokens it has."""
@@ -181,6 +218,100 @@ class KVManager:
         copies, self._copies = tuple(self._copies), []
         return copies
 
+    # To the host and back.
+
+    def swap_out(self, request: Request) -> bool:
+        """Free the blocks of `request`, with what it has computed copied to the host.
+
+            pool  [  7  ][  4  ][ 9: half ]      7 is shared with a request that was swapped
+            host  [  3  ][ new ][   new   ]      before: its copy, 3, is found by name and shared
+
+        False, and no change, if the host has no room. The copies run before any row writes.
+        """
+        host = self.host
+        if host is None:
+            return False
+        names = self._content(request)
+        found = [host.find(name) for name in names]
+        taken = sum([block is None or host.refs[block] == 0 for block in found])
+        if taken > host.num_free:
+            return False
+        for block in found:  # all of them first: allocating may overwrite what was found
+            if block is not None:
+                host.share(block)
+        for source, name, there in zip(request.table.blocks, names, found, strict=False):
+            request.host_blocks.append(self._copy_out(host, source, name, there))
+        # Those that are still in the pool when the request comes back need no copy.
+        full = request.num_computed // self.block_size
+        for source, name in zip(request.table.blocks[:full], names, strict=False):
+            self.pool.publish(source, name)
+        self._release_table(request)
+        self._on_host[request] = None
+        return True
+
+    def _copy_out(self, host: BlockPool, source: int, name: bytes, there: int | None) -> int:
+        if there is not None:
+            return there
+        target = host.allocate()
+        host.publish(target, name)
+        self._copies.append(BlockCopy("out", source, target))
+        self._num_out += 1
+        return target
+
+    def swap_in(self, request: Request) -> None:
+        """Bring back what `swap_out` took; the caller has seen that there is no shortage."""
+        names = self._content(request)
+        full = request.num_computed // self.block_size
+        found = [self.pool.find(name) for name in names[:full]]
+        for block in found:
+            if block is not None:
+                self.pool.share(block)
+        for index, name in enumerate(names):
+            here = found[index] if index < full else None
+            if here is None:
+                here = self._copy_in(request.host_blocks[index], name if index < full else None)
+            request.table.append(here)
+        request.table.num_published = full
+        self._holders[request] = None
+        self._release_host(request)
+
+    def _copy_in(self, source: int, name: bytes | None) -> int:
+        target = self.pool.allocate()
+        if name is not None:
+            self.pool.publish(target, name)
+        self._copies.append(BlockCopy("in", source, target))
+        self._num_in += 1
+        return target
+
+    def _content(self, request: Request) -> list[bytes]:
+        """The name of each block's computed content, of a half-full last one too."""
+        full, rest = divmod(request.num_computed, self.block_size)
+        names = self.cache.names(request, full)[:full]
+        if rest:
+            parent = names[-1] if names else root(request)
+            names.append(
+                hash_block(
+                    parent, request.tokens[request.num_computed - rest : request.num_computed]
+                )
+            )
+        return names
+
+    def leaving_cost(self, request: Request) -> tuple[int, int]:
+        """(tokens to compute again, blocks to copy there and back) if `request` leaves now.
+
+        What others hold too stays, and costs neither.
+        """
+        refs = self.pool.refs
+        blocks = request.table.blocks[: self._blocks(request.num_computed)]
+        shared = sum([refs[block] > 1 for block in blocks])
+        tokens = max(request.num_computed - shared * self.block_size, 0)
+        return tokens, 2 * (len(blocks) - shared)
+
+    def freed_by(self, request: Request) -> int:
+        """Blocks that become free when `request` leaves."""
+        refs = self.pool.refs
+        return sum([refs[block] == 1 for block in request.table.blocks])
+
     # Leaving.
 
     def free(self, request: Request) -> None:
@@ -193,14 +324,27 @@ class KVManager:
 
         Without its beginning a cached prefix is of no use, so the beginning goes last.
         """
+        self._release_table(request)
+        self._release_host(request)
+        request.num_computed = 0
+
+    def _release_table(self, request: Request) -> None:
         for block in reversed(request.table.clear()):
             self.pool.release(block)
-        request.num_computed = 0
         self._holders.pop(request, None)
+
+    def _release_host(self, request: Request) -> None:
+        if self.host is not None:
+            for block in reversed(request.host_blocks):
+                self.host.release(block)
+            request.host_blocks.clear()
+            self._on_host.pop(request, None)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False if requests hold blocks, which they keep."""
         self.pool.forget()
+        if self.host is not None:
+            self.host.forget()
         return self.pool.num_used == 0
 
     # Looking.
@@ -219,7 +363,18 @@ class KVManager:
             evictions=pool.num_evictions,
             queried_tokens=self.cache.queried_tokens,
             cached_tokens=self.cache.cached_tokens,
+            host_blocks=self.host.num_used if self.host else 0,
+            peak_host_blocks=self.host.peak_used if self.host else 0,
+            swapped_out_blocks=self._num_out,
+            swapped_in_blocks=self._num_in,
         )
+
+    def usage_of(self, request: Request) -> tuple[int, int, int]:
+        """(held, written, shared) slots of one request."""
+        blocks = request.table.blocks
+        shared = sum([self.pool.refs[block] > 1 for block in blocks])
+        written = request.num_computed if blocks else 0
+        return len(blocks) * self.block_size, written, shared * self.block_size
 
     def _unwritten(self) -> int:
         """Slots of held blocks that no holder has computed.
@@ -239,19 +394,27 @@ class KVManager:
         return sum(empty.values())
 
     def check(self) -> None:
-        """Verify the pool, and that references are just those of the tables. For tests, idle."""
-        self.pool.check()
-        counts = [0] * self.pool.num_blocks
-        for request in self._holders:
-            blocks = request.table.blocks
+        """Verify both pools, and that references are just those of the tables. For tests, idle."""
+        tables = [(request, request.table.blocks) for request in self._holders]
+        for request, blocks in tables:
             expect(
                 request.num_computed <= len(blocks) * self.block_size,
                 f"{request!r} has more tokens than slots",
             )
             expect(request.table.ids == tuple(blocks), f"{request!r} has a stale tuple of blocks")
-            for block in blocks:
-                counts[block] += 1
-        expect(counts == self.pool.refs, "references and tables differ")
+            expect(not request.host_blocks, f"{request!r} is in two places")
+        _check_references(self.pool, [blocks for _, blocks in tables])
+        if self.host is not None:
+            _check_references(self.host, [request.host_blocks for request in self._on_host])
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+
+def _check_references(pool: BlockPool, tables: list[list[int]]) -> None:
+    pool.check()
+    counts = [0] * pool.num_blocks
+    for blocks in tables:
+        for block in blocks:
+            counts[block] += 1
+    expect(counts == pool.refs, "references and tables differ")

@@ -1,35 +1,70 @@
 """Who goes first, who gives way, and how much a step may do.
 
 A policy ranks requests and never touches a block. The scheduler works without trusting it: a
-request that a policy forgets is served later, and a victim that does not run is replaced.
+request that a policy forgets is served later, a victim that does not run is replaced, a budget
+is cut to what is configured and never stops progress.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Protocol, runtime_checkable
+import math
+from collections.abc import Callable, Collection, Iterable
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from octavo.core.rates import Rates, Window
 from octavo.core.request import Request
 from octavo.errors import ConfigError, nearest
+from octavo.log import get_logger
+
+logger = get_logger(__name__)
+
+MIN_CHUNK = 64  # tokens that prompts get in a step at least, while others wait for their next
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """What `Policy.budget` may look at: the configured limits and who is there now."""
+    """What a budget may depend on. max_*: as configured. Counts of requests:
+
+    num_due: running ones whose next token this step gives; num_lagging: running ones that lag
+    by more. longest_wait: seconds that the first of the waiting has waited. rates: learned.
+    """
 
     max_tokens: int
     max_sequences: int
-    num_running: int
+    num_due: int
+    num_lagging: int
     num_waiting: int
+    longest_wait: float
+    now: float
+    rates: Rates
+
+
+class Gains(msgspec.Struct, frozen=True, gc=False):
+    """What a step gave: seconds between tokens of a choice, seconds from arrival to a first."""
+
+    now: float
+    num_tokens: int
+    gaps: list[float]
+    firsts: list[float]
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """What the scheduler asks. `waiting` has the preempted first, then arrival order."""
+    """What the scheduler asks. One instance serves one scheduler.
+
+    A policy whose `victim` never answers a waiting request may say `displaces = False`; it is
+    then asked less. One that also has `observe` and `refusal` (see `Watching`) is told what
+    each step gave.
+    """
 
     name: str
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
-        """`waiting`, the first to start first. May be lazy; must not change anything."""
+        """`waiting`, the first to serve first.
+
+        It holds the running requests that lag by more than one token, then the preempted, then
+        those that never ran by arrival. The answer may be lazy; nothing may be changed.
+        """
         ...
 
     def victim(
@@ -43,14 +78,48 @@ class Policy(Protocol):
         ...
 
     def budget(self, load: Load) -> tuple[int, int]:
-        """(tokens that this step may compute, requests that may run), within the limits."""
+        """(tokens that this step may compute, requests that may run)."""
         ...
 
 
+@runtime_checkable
+class Watching(Protocol):
+    """The further half of a policy that steers by what it sees."""
+
+    def observe(self, gains: Gains) -> None:
+        """A step has been committed."""
+        ...
+
+    def refusal(self, load: Load) -> str | None:
+        """Why a request that arrives now should be turned away; None to take it."""
+        ...
+
+
+def fair_tokens(load: Load, max_stretch: float | None) -> int:
+    """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as
+    if nobody else were there; all if nobody's next token is due. Unmeasured, it probes small.
+    """
+    if max_stretch is None or not load.num_due or not (load.num_lagging or load.num_waiting):
+        return load.max_tokens
+    least = load.num_due + MIN_CHUNK
+    usual = load.rates.seconds(load.num_due, near=least + MIN_CHUNK)
+    if usual is None:
+        return least
+    return max(load.rates.tokens_within(max_stretch * usual), least)
+
+
 class FIFOScheduler:
-    """First come, first served; whoever came last gives way, and only for running ones."""
+    """First come, first served; whoever came last gives way, and only for running ones.
+
+    max_stretch: how many times longer a step may take for the prompts in it, while running
+    requests wait for their next token. None: no limit, for work that nobody watches.
+    """
 
     name = "fifo"
+    displaces = False
+
+    def __init__(self, max_stretch: float | None = 4.0) -> None:
+        self.max_stretch = _positive("max_stretch", max_stretch)
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
         return waiting
@@ -63,24 +132,286 @@ class FIFOScheduler:
         return max(running, key=lambda request: (request.serial, request.index))
 
     def budget(self, load: Load) -> tuple[int, int]:
-        return load.max_tokens, load.max_sequences
+        return fair_tokens(load, self.max_stretch), load.max_sequences
 
 
-_POLICIES: dict[str, type[Policy]] = {"fifo": FIFOScheduler}
+class RequestView(msgspec.Struct, frozen=True, gc=False):
+    """What a `weight_fn` sees of a request. Lengths in tokens, times in seconds."""
+
+    prompt_len: int
+    output_len: int
+    arrival_time: float
+    waited: float
+    priority: int
+    deadline: float | None
+
+
+class PriorityScheduler:
+    """Lower `priority` first; then the least slack to its deadline; then the highest weight.
+
+    weight_fn: number of a `RequestView`. One that raises, or gives no finite number, counts as
+        0, is counted in `weight_faults`, and is logged the first time.
+    max_wait: seconds of waiting after which a request is overdue. The first of the overdue is
+        served before all others, and while at most a quarter of the running are overdue ones
+        they are not displaced: so every wait ends, and urgent requests still find places.
+
+    A waiting request of strictly lower priority number, or the first overdue one, displaces a
+    running one. Deadlines and weights order, but do not displace: that would undo work for
+    little.
+    """
+
+    name = "priority"
+
+    def __init__(
+        self,
+        weight_fn: Callable[[Any], float] | None = None,
+        *,
+        max_wait: float = 30.0,
+        max_stretch: float | None = 4.0,
+    ) -> None:
+        if weight_fn is not None and not callable(weight_fn):
+            raise ConfigError(f"weight_fn must be a function of a request, not {weight_fn!r:.80}")
+        self.weight_fn = weight_fn
+        self.max_wait = _positive("max_wait", max_wait) or math.inf
+        self.max_stretch = _positive("max_stretch", max_stretch)
+        self.weight_faults = 0
+
+    def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
+        ranked = sorted(waiting, key=lambda request: self._rank(request, now))
+        overdue = [r for r in ranked if r.waited_at(now) >= self.max_wait]
+        if overdue:
+            first = min(overdue, key=lambda request: request.serial)
+            ranked.remove(first)
+            ranked.insert(0, first)
+        return ranked
+
+    def victim(
+        self, running: Collection[Request], for_request: Request, now: float
+    ) -> Request | None:
+        overdue = [request for request in running if request.waited >= self.max_wait]
+        quota = max(1, len(running) // 4)
+        safe = set(sorted(overdue, key=lambda request: request.serial)[:quota])
+        others = [request for request in running if request not in safe]
+        if for_request not in running and not (
+            for_request.waited_at(now) >= self.max_wait and len(overdue) < quota
+        ):
+            others = [r for r in others if r.priority > for_request.priority]
+        return max(others, key=lambda request: self._rank(request, now), default=None)
+
+    def budget(self, load: Load) -> tuple[int, int]:
+        return fair_tokens(load, self.max_stretch), load.max_sequences
+
+    def _rank(self, request: Request, now: float) -> tuple[float, ...]:
+        deadline = math.inf if request.deadline is None else request.deadline
+        weight = self._weight(request, now) if self.weight_fn else 0.0
+        return request.priority, deadline, -weight, request.serial, request.index
+
+    def _weight(self, request: Request, now: float) -> float:
+        assert self.weight_fn is not None
+        weight = math.nan
+        try:
+            weight = float(self.weight_fn(view(request, now)))
+        except Exception:
+            if not self.weight_faults:
+                logger.warning("weight_fn failed for %s", request.seq_id, exc_info=True)
+        if math.isfinite(weight):
+            return weight
+        self.weight_faults += 1
+        if self.weight_faults == 1:
+            logger.warning("weight_fn gave no finite number for %s: it counts as 0", request.seq_id)
+        return 0.0
+
+
+def view(request: Request, now: float) -> RequestView:
+    return RequestView(
+        request.num_prompt_tokens,
+        request.num_output_tokens,
+        request.arrival_time,
+        request.waited_at(now),
+        request.priority,
+        request.deadline,
+    )
+
+
+class SLOState(msgspec.Struct, frozen=True, gc=False):
+    """What an `SLOScheduler` does now, and why. Times in seconds; None where nothing is known.
+
+    share: of the inter-token target, what a step is planned to take. tokens, sequences: the
+    last budget. changes: how often the share changed; shed: requests turned away.
+    """
+
+    share: float
+    tokens: int = 0
+    sequences: int = 0
+    p99_itl: float | None = None
+    p99_ttft: float | None = None
+    throughput: float = 0.0
+    reason: str = "nothing measured yet"
+    changes: int = 0
+    shed: int = 0
+
+
+class SLOScheduler(FIFOScheduler):
+    """First come, first served, in steps as large as the latency targets allow.
+
+    p99_ttft_ms, p99_itl_ms: targets for the 99th percentile, over the last `window` seconds, of
+    the time to a first token and between tokens. min_throughput: generated tokens/s under which
+    steps grow as long as the targets hold. Steps and concurrency are sized by measured step
+    times to a share of the inter-token target, and the share follows the measured percentile.
+    shed: turn requests away (QueueFullError, HTTP 503) when those that wait cannot have their
+    first token in time. `state` tells what it does and why.
+    """
+
+    name = "slo"
+
+    def __init__(
+        self,
+        p99_ttft_ms: float | None = None,
+        p99_itl_ms: float | None = None,
+        min_throughput: float | None = None,
+        *,
+        window: float = 10.0,
+        shed: bool = False,
+    ) -> None:
+        super().__init__(max_stretch=None)
+        self.ttft = (_positive("p99_ttft_ms", p99_ttft_ms) or math.inf) / 1e3
+        self.itl = (_positive("p99_itl_ms", p99_itl_ms) or math.inf) / 1e3
+        self.floor = _positive("min_throughput", min_throughput) or 0.0
+        if self.ttft == self.itl == math.inf:
+            raise ConfigError("the slo scheduler needs p99_ttft_ms or p99_itl_ms, in milliseconds")
+        if shed and self.ttft == math.inf:
+            raise ConfigError("shed needs p99_ttft_ms: it is what those who wait would miss")
+        self.shed = shed
+        self.state = SLOState(share=0.8)
+        span = _positive("window", window) or 10.0
+        self._gaps, self._firsts, self._tokens = Window(span), Window(span), Window(span)
+        self._reviewed: float | None = None
+
+    def budget(self, load: Load) -> tuple[int, int]:
+        tokens, sequences = load.max_tokens, load.max_sequences
+        if self.itl < math.inf:
+            within = load.rates.tokens_within(self.itl * self.state.share)
+            if load.num_due or load.num_waiting > 1:
+                tokens = min(tokens, max(within, load.num_due + MIN_CHUNK // 4))
+            # A quarter of the step is kept for prompts, or no more could start.
+            sequences = min(sequences, max(within - within // 4, 1))
+        self._set(tokens=tokens, sequences=sequences)
+        return tokens, sequences
+
+    def observe(self, gains: Gains) -> None:
+        for window, values in ((self._gaps, gains.gaps), (self._firsts, gains.firsts)):
+            for value in values:
+                window.add(gains.now, value)
+        self._tokens.add(gains.now, gains.num_tokens)
+        if self._reviewed is None:
+            self._reviewed = gains.now
+        elif gains.now - self._reviewed >= self._gaps.span / 8:
+            self._review(gains.now)
+
+    def _review(self, now: float) -> None:
+        self._reviewed = now
+        for window in (self._gaps, self._firsts, self._tokens):
+            window.trim(now)
+        itl, ttft = self._gaps.percentile(0.99), self._firsts.percentile(0.99)
+        throughput = self._tokens.total() / self._tokens.span
+        self._set(p99_itl=itl, p99_ttft=ttft, throughput=throughput)
+        if itl is not None and itl > self.itl:
+            self._steer(0.85, f"P99 between tokens is {itl:.4f} s, over {self.itl:.4f} s")
+        elif itl is not None and itl > 0.9 * self.itl:
+            self._steer(1.0, "P99 between tokens is just under its target")
+        elif ttft is not None and ttft > self.ttft:
+            self._steer(1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s")
+        elif throughput < self.floor:
+            self._steer(1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and slack")
+        else:
+            self._steer(1.0, "all targets hold")
+
+    def _steer(self, factor: float, reason: str) -> None:
+        share = min(max(self.state.share * factor, 0.2), 1.0)
+        if share != self.state.share:
+            # What was measured under the old share says nothing about the new one.
+            self._gaps.clear()
+            self._set(changes=self.state.changes + 1)
+            logger.info("slo: steps may take %.2f of the target: %s", share, reason)
+        self._set(share=share, reason=reason)
+
+    def refusal(self, load: Load) -> str | None:
+        if not self.shed or load.longest_wait < 0.7 * self.ttft:
+            return None
+        self._set(shed=self.state.shed + 1)
+        return (
+            f"requests have waited {load.longest_wait:.2f} s and the target for a first token "
+            f"is {self.ttft:.2f} s; try again later"
+        )
+
+    def _set(self, **changes: Any) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+
+_POLICIES: dict[str, Callable[..., Policy]] = {
+    "fifo": FIFOScheduler,
+    "priority": PriorityScheduler,
+    "slo": SLOScheduler,
+}
 
 
 def create_policy(policy: "str | Policy") -> Policy:
-    """A policy by its name, or the given object, checked. Raises ConfigError with the names."""
-    if isinstance(policy, str):
-        if (kind := _POLICIES.get(policy)) is None:
-            names = ", ".join(sorted(_POLICIES))
-            raise ConfigError(
-                f"unknown scheduler {policy!r}; there are {names}{nearest(policy, _POLICIES)}"
-            )
-        return kind()
-    if isinstance(policy, type) or not isinstance(policy, Policy):
+    """The given object, checked, or one made from text: a name, or `module:Class` of one's own,
+    and options after commas, as in `slo,p99_itl_ms=50,shed=true`.
+
+    Raises ConfigError that lists the names.
+    """
+    made = _from_text(policy) if isinstance(policy, str) else policy
+    if isinstance(made, type) or not isinstance(made, Policy):
         raise ConfigError(
-            f"scheduler must be a name or an object with name, order, victim and budget, "
-            f"not {policy!r:.80}"
+            f"scheduler must be a name ({_names()}) or an object with name, order, victim and "
+            f"budget, not {made!r:.80}"
         )
-    return policy
+    return made
+
+
+def _from_text(text: str) -> object:
+    name, *options = (part.strip() for part in text.split(","))
+    make = _import(name) if ":" in name else _POLICIES.get(name)
+    if make is None:
+        hint = nearest(name, _POLICIES)
+        raise ConfigError(f"unknown scheduler {name!r}; there are {_names()}{hint}")
+    try:
+        return make(**dict(_option(option) for option in options))
+    except TypeError as error:
+        raise ConfigError(f"scheduler {name!r} does not take {options}: {error}") from error
+
+
+def _option(text: str) -> tuple[str, float | bool]:
+    name, _, value = text.partition("=")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"scheduler options are name=number or name=true, not {text!r}"
+        ) from error
+
+
+def _names() -> str:
+    return ", ".join(sorted(_POLICIES))
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"scheduler {path!r} cannot be imported: {error}") from error
+    return found
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} must be a number, not {value!r:.60}")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be above 0 and finite, not {value}")
+    return float(value)

@@ -44,8 +44,9 @@ class Request:
 
     __slots__ = (
         "adapter", "arrival_time", "bad_words", "block_hashes", "bypassed", "cache_salt",
-        "deadline", "eos_ids", "index", "max_tokens", "num_cached_tokens", "num_computed",
-        "num_preemptions", "num_prompt_tokens", "params", "priority", "prompt_ids",
+        "deadline", "eos_ids", "host_blocks", "index", "last_token_at", "max_tokens",
+        "num_cached_tokens", "num_computed", "num_preemptions", "num_prompt_tokens", "params",
+        "priority", "prompt_ids",
         "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
         "table", "tokens", "waited", "waiting_since",
     )  # fmt: skip
@@ -90,6 +91,7 @@ class Request:
         self.num_cached_tokens = 0  # of the prompt, found in the cache when it first ran
         self.status = Status.WAITING
         self.table = BlockTable()
+        self.host_blocks: list[int] = []  # while swapped: host copies of what is computed
         self.block_hashes: list[bytes] = []  # of the full blocks of `tokens`, as far as needed
         # The prompt as a tuple, for samplers that look back; the same object at every step.
         self.prompt_ids = tuple(self.tokens) if params.needs_history else ()
@@ -99,6 +101,7 @@ class Request:
         self.bypassed = 0  # requests admitted before this one while memory did not hold it
         self.waiting_since = arrival_time
         self.waited = 0.0  # seconds waited so far, up to waiting_since
+        self.last_token_at: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -130,6 +133,12 @@ class Request:
         """Whether this one sequence still stands for all n choices."""
         return self.params.n > 1 and len(self.tokens) == self.num_prompt_tokens
 
+    def waited_at(self, now: float) -> float:
+        """Seconds that it has waited in all, up to `now`."""
+        if self.status is Status.RUNNING:
+            return self.waited
+        return self.waited + now - self.waiting_since
+
     def fork(self, index: int) -> "Request":
         """Choice `index` of this request: the same tokens, no blocks yet."""
         child = Request(
@@ -149,8 +158,8 @@ class Request:
     def sample_specs(self) -> tuple[SampleSpec, ...]:
         """What to draw once every token is computed: one choice, or all n before the fork."""
         position = len(self.tokens) - self.num_prompt_tokens
-        if self.to_fork:
-            return tuple(self._spec(index, position) for index in range(self.params.n))
+        if position == 0 and self.params.n > 1:
+            return tuple([self._spec(index, position) for index in range(self.params.n)])
         return (self._spec(self.index, position),)
 
     def _spec(self, index: int, position: int) -> SampleSpec:

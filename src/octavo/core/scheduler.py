@@ -7,34 +7,48 @@
 A new prompt, a chunk of a long one, a prompt found in the cache but for its end, a request that
 lost its blocks and computes them again: all are a computed count that lags, by more or less.
 
-A step serves, in this order:
-1. running requests that lag by one token: their next token is due, and nothing delays it;
-2. running requests that lag by more; one that cannot catch up in this step takes at most half
-   of what is left while others want some, so a long prompt slows short ones but never stops
-   them, and the first in line always has the largest share;
-3. waiting requests, in the policy's order, if all their tokens fit in memory beside what the
-   running ones are promised. One that does not fit is passed by at most `MAX_BYPASS` others.
+A step serves
+1. running requests that lag by one token: their next token is due, and nothing delays it; the
+   policy's budget keeps the rest of the step from taking too long for them;
+2. in the policy's order, running requests that lag by more, and waiting ones, if all their
+   tokens fit in memory beside what the running ones are promised.
 
-When memory runs out, the policy's victim gives up its blocks and waits for its turn to compute
-its tokens, its own output included, again. Nothing here knows tensors, text or the time: `now`
-is given.
+One that cannot catch up in this step takes at most half of what is left while others want some,
+so a long prompt slows short ones but never stops them, and the first in line has the largest
+share. One that memory does not hold yet is passed by at most `MAX_BYPASS` others.
+
+When memory runs out, or the policy lets a waiting request displace a running one, the victim
+gives up its blocks: they are copied to the host, or its tokens, its own output included, are
+computed again when its turn comes, whichever is expected to take less time. Nothing here knows
+tensors, text or the time: `now` is given.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
+from typing import Literal, get_args
 
 import msgspec
 
 from octavo.core.block_pool import expect
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
-from octavo.core.policy import Load, Policy
+from octavo.core.policy import Gains, Load, Policy, Watching
+from octavo.core.rates import Rates
 from octavo.core.request import Request, Status
-from octavo.errors import ConfigError, ContextLengthError, EngineError, RequestError
+from octavo.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+)
 from octavo.outputs import FinishReason
 
+PreemptionMode = Literal["auto", "swap", "recompute"]
+
 MAX_BYPASS = 32  # requests that may start before an earlier one that memory does not hold yet
+LOOK_AHEAD = 8  # requests without room that are looked past in one step
 MIN_SHARE = 64  # tokens; smaller pieces of a long prompt cost more than they give others
 
 
@@ -62,7 +76,9 @@ class Scheduler:
     max_num_seqs: requests that run at once. max_num_batched_tokens: tokens of one step; as no
     more requests run than a step has tokens, each can move in each step. max_model_len: tokens
     of one request, prompt and output; the pool must hold one such request, so that a request
-    that runs alone always ends.
+    that runs alone always ends. preemption_mode: whether a victim's blocks are copied to the
+    host (if the KV manager has a host pool, and room there) or computed again; auto takes what
+    is expected to be quicker, from the times between `schedule` and `commit`.
     """
 
     def __init__(
@@ -73,34 +89,46 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        preemption_mode: PreemptionMode = "auto",
     ) -> None:
-        if max_model_len > kv.capacity:
-            raise ConfigError(
-                f"max_model_len is {max_model_len}, but the KV cache holds {kv.capacity} tokens; "
-                f"lower max_model_len to {kv.capacity} or give the KV cache more memory"
-            )
+        _check_limits(kv, max_model_len, preemption_mode)
         self.kv = kv
         self.policy = policy
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.num_preemptions = 0
+        self.preemption_mode = preemption_mode
+        self.rates = Rates()
+        self.num_preemptions = 0  # all of them: for memory, and displaced ones
+        self.num_displaced = 0
+        self.num_swap_outs = 0
+        self.peak_running = 0
+        self._displaces = bool(getattr(policy, "displaces", True))
+        self._watching = policy if isinstance(policy, Watching) else None
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
         self._running: dict[Request, None] = {}
         self._waiting: OrderedDict[Request, None] = OrderedDict()
         self._serial = 0
         self._step = 0
         self._planned: list[Request] = []
+        self._planned_at = 0.0
         # Of the step being planned:
-        self._left = 0  # tokens not yet handed out
+        self._now = 0.0
+        self._budget = 0  # tokens
+        self._left = 0  # of them, not yet handed out
+        self._sequences = 0  # requests that may run
         self._grants: dict[Request, int] = {}
-        self._preempted = False
+        self._unfinished: list[Request] = []  # running ones that lagged by more than one token
+        self._passed: list[Request] = []  # waiting ones that memory does not hold
+        self._promised = 0  # blocks that running requests still need for the tokens they have
+        self._preempted: set[Request] = set()
         self._in_flight: set[bytes] = set()  # names of blocks that this step computes
 
     # Coming and going.
 
     def add(self, request: Request) -> None:
-        """Let `request` wait for its turn. Raises RequestError if it can never be served."""
+        """Let `request` wait for its turn. Raises RequestError if it can never be served, and
+        QueueFullError if the policy turns it away."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"a request with the id {request.request_id[:128]!r} is in flight", "request_id"
@@ -112,6 +140,9 @@ class Scheduler:
                 f"{self.max_model_len}",
                 "prompt",
             )
+        self._now = max(self._now, request.arrival_time)
+        if self._watching and (reason := self._watching.refusal(self._load(0, 0))):
+            raise QueueFullError(reason)
         self._serial += 1
         request.serial = self._serial
         self._groups[request.request_id] = {request.index: request}
@@ -138,11 +169,12 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        return 0
+        return sum(request.status is Status.SWAPPED for request in self._waiting)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Requests that wait with nothing on the host: new ones, and those to compute again."""
+        return len(self._waiting) - self.num_swapped
 
     def check(self) -> None:
         """Verify queues, groups and memory; raises EngineError. For tests and idle times."""
@@ -153,6 +185,8 @@ class Scheduler:
             running = request.status is Status.RUNNING
             expect(running == (request in self._running), f"{request!r} is in the wrong queue")
             expect(running or not request.table.blocks, f"{request!r} waits and holds blocks")
+            swapped = request.status is Status.SWAPPED
+            expect(swapped == bool(request.host_blocks), f"{request!r} is not where it says")
         self.kv.check()
 
     def _finish(self, request: Request) -> None:
@@ -168,162 +202,247 @@ class Scheduler:
     # Planning a step.
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step; its rows are empty if nothing can run. Each plan must be committed."""
-        self._grants, self._preempted = {}, False
+        """The next step; its rows are empty if nothing can run. Each plan must be committed.
+
+        Times are in seconds of one clock; that between `schedule` and `commit` is taken for the
+        step's.
+        """
+        self._now = now
+        self._passed.clear()
+        self._preempted.clear()
         self._in_flight.clear()
-        sequences = self._set_budget()
-        lagging = self._serve_due(now)
-        self._serve_lagging(lagging, now)
-        if self._waiting and self._left and not self._preempted:
-            lagging += self._admit(lagging, sequences - len(self._running), now)
-        if self._left and lagging:
-            self._top_up(lagging)
+        lagging = self._serve_due()
+        self._set_budget(len(lagging))
+        if lagging or self._waiting:
+            self._serve_others(lagging)
         return self._plan()
 
-    def _set_budget(self) -> int:
-        load = Load(
-            self.max_num_batched_tokens,
-            self.max_num_seqs,
-            len(self._running),
-            len(self._waiting),
-        )
-        tokens, sequences = self.policy.budget(load)
-        # Whatever a policy says, each running request can move and an idle engine can start.
-        self._left = min(max(tokens, len(self._running), 1), self.max_num_batched_tokens)
-        return min(max(sequences, 1), self.max_num_seqs)
-
-    def _serve_due(self, now: float) -> list[Request]:
+    def _serve_due(self) -> list[Request]:
         """One token for each running request that lags by one; returns those that lag more."""
+        due: list[Request] = []
         lagging: list[Request] = []
-        grow, grants = self.kv.grow, self._grants
-        for request in list(self._running):
-            if len(request.tokens) - request.num_computed > 1:
-                lagging.append(request)
-            elif request.status is Status.RUNNING and (
-                grow(request, 1) or self._make_room(request, now)
-            ):
-                grants[request] = 1
-                self._left -= 1
+        for request in self._running:
+            one = len(request.tokens) - request.num_computed == 1
+            (due if one else lagging).append(request)
+        self._grants = dict.fromkeys(due, 1)
+        short = self.kv.grow_each(due)
+        for request in short:
+            del self._grants[request]
+        for request in short:
+            # One that gave way to an earlier one is not RUNNING any more.
+            if request.status is Status.RUNNING and self._make_room(request):
+                self._grants[request] = 1
+        if self._preempted:
+            lagging = [request for request in lagging if request.status is Status.RUNNING]
         return lagging
 
-    def _serve_lagging(self, lagging: list[Request], now: float) -> None:
-        for request in lagging:
-            if not self._left:
-                break
-            if request.status is not Status.RUNNING:
-                continue  # it gave way to an earlier one
-            if self.kv.room(request) <= 0 and not self._make_room(request, now):
-                continue
-            self._grant(request, len(lagging) > 1 or bool(self._waiting))
+    def _load(self, num_due: int, num_lagging: int) -> Load:
+        first = next(iter(self._waiting), None)
+        return Load(
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            num_due,
+            num_lagging,
+            len(self._waiting),
+            self._now - first.waiting_since if first else 0.0,
+            self._now,
+            self.rates,
+        )
 
-    def _grant(self, request: Request, others_want: bool) -> None:
+    def _set_budget(self, num_lagging: int) -> None:
+        due = len(self._grants)
+        tokens, sequences = self.policy.budget(self._load(due, num_lagging))
+        # Whatever a policy says, those that lag can move and an idle engine can start.
+        self._budget = min(max(tokens, due + 1), self.max_num_batched_tokens)
+        self._left = self._budget - due
+        self._sequences = min(max(sequences, 1), self.max_num_seqs)
+
+    def _serve_others(self, lagging: list[Request]) -> None:
+        """Hand the rest of the step to requests that lag by more than one token, or wait."""
+        self._unfinished = lagging.copy()
+        self._promised = sum([self.kv.missing(request) for request in lagging])
+        # After memory ran out, whoever came in would only be sent out again.
+        entering = bool(self._waiting) and not self._preempted
+        for request in self._candidates(lagging, entering):
+            if request.status is Status.RUNNING:
+                self._serve_lagging(request)
+            elif entering and request not in self._preempted:
+                entering = self._try_start(request)
+        self._top_up()
+
+    def _candidates(self, lagging: list[Request], entering: bool) -> Iterable[Request]:
+        slots = self._sequences - len(self._running)
+        if not entering or (slots <= 0 and not self._displaces):
+            return self.policy.order(lagging, self._now) if len(lagging) > 1 else lagging
+        order = self.policy.order([*lagging, *self._waiting], self._now)
+        # A list, since starting a request takes it out of what `order` may iterate over.
+        return list(islice(order, len(lagging) + max(slots, 0) + LOOK_AHEAD))
+
+    def _serve_lagging(self, request: Request) -> None:
+        if self._left and (self.kv.room(request) > 0 or self._make_room(request)):
+            self._grant(request)
+
+    def _grant(self, request: Request) -> None:
         """Hand out tokens to a request that has room for one at least."""
-        count = min(request.lag, self._left)
-        if count < request.lag and others_want:
+        lag = len(request.tokens) - request.num_computed
+        count = min(lag, self._left)
+        if count < lag and (self._waiting or len(self._running) > 1):
             count = min(count, max(self._left // 2, MIN_SHARE))
         self._give(request, min(count, self.kv.room(request)))
 
     def _give(self, request: Request, count: int) -> None:
-        held = self._grants.get(request, 0)
-        if not self.kv.grow(request, held + count):
+        held, blocks = self._grants.get(request, 0), len(request.table)
+        if count <= 0 or not self.kv.grow(request, held + count):
             raise EngineError(f"no blocks for {count} tokens of {request!r} after all")
         self._grants[request] = held + count
         self._left -= count
-        self._note_in_flight(request)
+        self._promised -= len(request.table) - blocks
+        if self.kv.caching:
+            size = self.kv.block_size
+            first, end = request.num_computed // size, (request.num_computed + held + count) // size
+            self._in_flight.update(request.block_hashes[first:end])
 
-    def _top_up(self, lagging: list[Request]) -> None:
-        """Hand out what nobody else wanted."""
-        for request in lagging:
-            held = self._grants.get(request)
-            if held is None:
+    def _top_up(self) -> None:
+        """Hand out what is left when nobody else wants any."""
+        for request in self._unfinished:
+            if not self._left:
+                break
+            if request.status is not Status.RUNNING:
                 continue
-            count = min(request.lag, held + self._left, self.kv.room(request)) - held
+            held = self._grants.get(request, 0)
+            count = min(request.lag - held, self._left, self.kv.room(request) - held)
             if count > 0:
                 self._give(request, count)
 
-    def _make_room(self, request: Request, now: float) -> bool:
+    # Giving way.
+
+    def _make_room(self, request: Request) -> bool:
         """Preempt until `request` can grow by one token. False if it had to go itself."""
         while not self.kv.grow(request, 1):
-            victim = self.policy.victim(self._running.keys(), request, now)
-            if victim not in self._running:
+            victim = self.policy.victim(self._running.keys(), request, self._now)
+            if victim is None or victim not in self._running:
                 victim = request
-            self._preempt(victim, now)
+            self._preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, request: Request, now: float) -> None:
+    def _preempt(self, request: Request) -> None:
         self._left += self._grants.pop(request, 0)
-        self._preempted = True
+        self._preempted.add(request)
         self.num_preemptions += 1
-        self._send_back(request, now)
+        request.num_preemptions += 1
+        self._send_back(request)
 
-    def _send_back(self, request: Request, now: float) -> None:
+    def _send_back(self, request: Request) -> None:
         """Take all blocks from `request` and let it wait, before those that never ran."""
-        self.kv.free(request)
+        if self._prefers_swap(request) and self.kv.swap_out(request):
+            request.status = Status.SWAPPED
+            self.num_swap_outs += 1
+        else:
+            self.kv.free(request)
+            request.status = Status.PREEMPTED
         self._running.pop(request, None)
-        request.status = Status.PREEMPTED
-        request.waiting_since = now
+        request.waiting_since = self._now
         self._waiting[request] = None
         self._waiting.move_to_end(request, last=False)
 
-    # Admission.
+    def _prefers_swap(self, request: Request) -> bool:
+        if self.preemption_mode == "recompute" or not request.num_computed:
+            return False
+        if self.preemption_mode == "swap":
+            return True
+        tokens, blocks = self.kv.leaving_cost(request)
+        token, block = self.rates.token_seconds, self.rates.block_seconds
+        if token is None or block is None:
+            return tokens > 0  # to learn what it costs
+        return blocks * block < tokens * token
 
-    def _admit(self, lagging: list[Request], slots: int, now: float) -> list[Request]:
-        """Start waiting requests; returns those started."""
-        started: list[Request] = []
-        passed: list[Request] = []
-        promised = sum(self.kv.missing(request) for request in lagging)
-        for request in self._candidates(slots, now):
-            if len(started) >= slots or not self._left:
-                break
-            found = self.kv.find(request)
-            if self.kv.name_after(request, len(found)) in self._in_flight:
-                continue  # this step computes its next block: in the next step it is there
-            spare = promised + len(self._running) if self._running else 0
-            if not self.kv.fits(request, found, spare):
-                passed.append(request)
-                if request.bypassed >= MAX_BYPASS:
-                    break
-                continue
-            self._start(request, found, now)
-            promised += self.kv.missing(request)
-            started.append(request)
-            for earlier in passed:
-                earlier.bypassed += 1
-        return started
+    # Starting.
 
-    def _candidates(self, slots: int, now: float) -> Iterable[Request]:
-        if slots <= 0:
-            return ()
-        order = self.policy.order(self._waiting.keys(), now)
-        # A list, since starting a request takes it out of what `order` may iterate over.
-        return list(islice(order, slots + MAX_BYPASS))
+    def _try_start(self, request: Request) -> bool:
+        """Start a waiting request if it has its place and memory, or can displace for them.
 
-    def _start(self, request: Request, found: list[int], now: float) -> None:
-        cached = self.kv.take(request, found)
-        if request.status is Status.WAITING:
-            request.num_cached_tokens = cached
-            self.kv.count_query(request)
+        Returns whether those after it in the order should be tried too.
+        """
+        full = len(self._running) >= self._sequences
+        crowded = full or not self._left or self.kv.pool.num_free <= self._spare()
+        if crowded and not (self._displaces and self._victim_of(request)):
+            return False
+        found = self.kv.find(request)
+        if self._computed_now(request, len(found)):
+            return True
+        victims = self._victims(request, found, full)
+        if victims is None:
+            self._passed.append(request)
+            return request.bypassed < MAX_BYPASS and len(self._passed) < LOOK_AHEAD
+        for victim in victims:
+            self.num_displaced += 1
+            self._preempt(victim)
+        self._start(request, found)
+        return True
+
+    def _computed_now(self, request: Request, found: int) -> bool:
+        """Whether this step computes the next block of `request`, which can wait and share it."""
+        names = request.block_hashes
+        return (
+            request.status is not Status.SWAPPED
+            and found < len(names)
+            and names[found] in self._in_flight
+        )
+
+    def _spare(self) -> int:
+        """Blocks to leave free: what is promised, and one more for each running request."""
+        return self._promised + len(self._running) if self._running else 0
+
+    def _victim_of(self, request: Request) -> Request | None:
+        return self.policy.victim(self._running.keys(), request, self._now)
+
+    def _victims(self, request: Request, found: list[int], full: bool) -> list[Request] | None:
+        """Whom to preempt so that `request` can start: often nobody; None if it must wait."""
+        short = self.kv.shortage(request, found, self._spare())
+        victims: list[Request] = []
+        left = self._left
+        staying = self._running
+        while full or short > 0 or not left:
+            victim = self.policy.victim(staying.keys(), request, self._now)
+            if not self._displaces or victim is None or victim not in staying:
+                return None
+            victims.append(victim)
+            staying = {other: None for other in staying if other is not victim}
+            short -= self.kv.freed_by(victim) + 1 + self.kv.missing(victim)
+            if not staying:
+                short = 0  # alone, every request fits
+            left += self._grants.get(victim, 0)
+            full = len(staying) >= self._sequences
+        return victims
+
+    def _start(self, request: Request, found: list[int]) -> None:
+        if request.host_blocks:
+            self.kv.swap_in(request)
+        else:
+            cached = self.kv.take(request, found)
+            if request.status is Status.WAITING:
+                request.num_cached_tokens = cached
+                self.kv.count_query(request)
+        request.waited = request.waited_at(self._now)
         request.status = Status.RUNNING
         request.bypassed = 0
-        request.waited += now - request.waiting_since
         del self._waiting[request]
         self._running[request] = None
-        self._grant(request, bool(self._waiting))
-
-    def _note_in_flight(self, request: Request) -> None:
-        if self.kv.caching:
-            end = request.num_computed + self._grants[request]
-            size = self.kv.block_size
-            names = request.block_hashes[request.num_computed // size : end // size]
-            self._in_flight.update(names)
+        self._unfinished.append(request)
+        self.peak_running = max(self.peak_running, len(self._running))
+        self._promised += self.kv.missing(request)
+        self._grant(request)
+        for earlier in self._passed:
+            earlier.bypassed += 1
 
     # The plan.
 
     def _plan(self) -> StepPlan:
         self._step += 1
         self._planned = list(self._grants)
+        self._planned_at = self._now
         rows = tuple([_row(request, count) for request, count in self._grants.items()])
         return StepPlan(self._step, rows, self.kv.take_copies())
 
@@ -334,44 +453,80 @@ class Scheduler:
 
         Raises EngineError if `plan` is not the last one, or `result` is not its result.
         """
+        planned = self._take_planned(plan, result)
+        self._now = now
+        updates: list[Update] = []
+        size, running = self.kv.block_size, Status.RUNNING
+        for request, row, gained in zip(planned, plan.rows, result.rows, strict=True):
+            if request.status is not running:
+                continue  # aborted since
+            if gained.error is not None:
+                self._fail(request, gained.error, updates)
+                continue
+            computed = request.num_computed = row.start + len(row.token_ids)
+            if computed // size > request.table.num_published:
+                self.kv.publish(request)
+            if row.num_prompt_logprobs is not None:
+                _collect(request, row, gained)
+            if len(row.samples) == 1:
+                logprob = gained.logprobs[0] if gained.logprobs else None
+                updates.append(self._advance(request, gained.token_ids[0], logprob))
+            elif row.samples:
+                self._draw_all(request, row, gained, updates)
+        self._learn(plan, planned, updates)
+        return updates
+
+    def _take_planned(self, plan: StepPlan, result: StepResult) -> list[Request]:
         planned, self._planned = self._planned, []
         if not plan.step == result.step == self._step or not (
             len(planned) == len(plan.rows) == len(result.rows)
         ):
             raise EngineError(f"result {result.step} does not belong to plan {self._step}")
-        updates: list[Update] = []
-        size = self.kv.block_size
-        for request, row, gained in zip(planned, plan.rows, result.rows, strict=True):
-            if request.status is not Status.RUNNING:
-                continue  # aborted since
-            if gained.error is not None:
-                self._fail(request, gained.error, updates)
-                continue
-            request.num_computed += len(row.token_ids)
-            if request.num_computed // size > request.table.num_published:
-                self.kv.publish(request)
-            if row.num_prompt_logprobs is not None:
-                _collect(request, row, gained)
-            if row.samples:
-                self._draw(request, row, gained, now, updates)
-        return updates
+        return planned
 
-    def _draw(
-        self, request: Request, row: PlanRow, gained: RowResult, now: float, out: list[Update]
+    def observe_copies(self, blocks: int, seconds: float) -> None:
+        """Tell what copying `blocks` blocks between pool and host took, if it was measured."""
+        self.rates.note_copies(blocks, seconds)
+
+    def _learn(self, plan: StepPlan, planned: list[Request], updates: list[Update]) -> None:
+        tokens, seconds = self._budget - self._left, self._now - self._planned_at
+        swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
+        if not swapped:
+            self.rates.note_step(tokens, seconds)
+        elif (usual := self.rates.seconds(max(tokens, 1), near=2 * tokens + 1)) is not None:
+            self.rates.note_copies(swapped, seconds - usual)
+        if self._watching:
+            self._watching.observe(self._gains(plan, planned, len(updates)))
+
+    def _gains(self, plan: StepPlan, planned: list[Request], num_tokens: int) -> Gains:
+        """How long each choice that gained a token had waited for it."""
+        gaps: list[float] = []
+        firsts: list[float] = []
+        for request, row in zip(planned, plan.rows, strict=True):
+            if len(request.tokens) == row.start + len(row.token_ids):
+                continue  # nothing was drawn for it
+            if request.last_token_at is None:
+                firsts.append(self._now - request.arrival_time)
+            else:
+                gaps.append(self._now - request.last_token_at)
+            request.last_token_at = self._now
+        return Gains(self._now, num_tokens, gaps, firsts)
+
+    def _draw_all(
+        self, request: Request, row: PlanRow, gained: RowResult, out: list[Update]
     ) -> None:
-        """Add the drawn tokens: one to this choice, or the first of each choice at the fork."""
-        choices = [request]
-        if len(row.samples) > 1:
-            choices += [self._fork(request, spec.index) for spec in row.samples[1:]]
+        """Fork, and add the first token of each choice."""
+        choices = [request, *(self._fork(request, spec.index) for spec in row.samples[1:])]
         logprobs = gained.logprobs or (None,) * len(choices)
         for choice, token, logprob in zip(choices, gained.token_ids, logprobs, strict=True):
             out.append(self._advance(choice, token, logprob))
-        for choice in choices[1:]:
+        for choice in reversed(choices):
             if choice.status is Status.RUNNING and len(self._running) > self.max_num_seqs:
-                self._send_back(choice, now)
+                self._send_back(choice)
 
     def _fork(self, parent: Request, index: int) -> Request:
         child = parent.fork(index)
+        child.last_token_at = self._now
         self.kv.fork(parent, child)
         child.status = Status.RUNNING
         self._running[child] = None
@@ -412,6 +567,17 @@ class Scheduler:
             Update(request.request_id, index, finish_reason="error", error=error)
             for index in indices
         ]
+
+
+def _check_limits(kv: KVManager, max_model_len: int, preemption_mode: str) -> None:
+    if max_model_len > kv.capacity:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the KV cache holds {kv.capacity} tokens; "
+            f"lower max_model_len to {kv.capacity} or give the KV cache more memory"
+        )
+    if preemption_mode not in get_args(PreemptionMode):
+        modes = ", ".join(get_args(PreemptionMode))
+        raise ConfigError(f"preemption_mode must be one of {modes}, not {preemption_mode!r}")
 
 
 def _row(request: Request, count: int) -> PlanRow:
