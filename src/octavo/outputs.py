@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """The log-probability of one token at one position.
 
     `logprob` is the raw log-softmax, before bias, penalties, temperature and filters.
