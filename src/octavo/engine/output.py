@@ -72,9 +72,9 @@ class OutputProcessor:
             choice = state.choices[update.index]
             if choice.finished:
                 continue
-            state.take(choice, update, now)
+            ended = state.take(choice, update, now)
             touched[update.request_id] = state
-            if choice.finished and update.finish_reason is None:
+            if ended and update.finish_reason is None:
                 stops.append((update.request_id, update.index))
         return self._deliver(touched, now), stops
 
@@ -180,8 +180,8 @@ class _State:
             for i in range(params.n)
         ]
 
-    def take(self, choice: _Choice, update: Update, now: float) -> None:
-        """Add what `choice` gained; end it if the engine or a stop string did."""
+    def take(self, choice: _Choice, update: Update, now: float) -> bool:
+        """Add what `choice` gained; whether the engine or a stop string ended it."""
         ids: Sequence[int] = update.token_ids
         choice.changed = True
         if ids and self.metrics.first_token_time is None:
@@ -201,6 +201,7 @@ class _State:
             self.end(choice, "stop", stopped)
         elif update.finish_reason is not None:
             self.end(choice, update.finish_reason, update.stop_reason)
+        return choice.finished
 
     def end(self, choice: _Choice, reason: FinishReason, stop_reason: int | str | None) -> None:
         choice.changed = True
