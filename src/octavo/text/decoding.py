@@ -18,13 +18,14 @@ class ByteRule:
     "bytes": one character a byte (byte-level BPE). "marker": U+2581 is a space, and `<0xNN>`
     is a byte if `byte_tokens`. "words": tokens are words with a space between.
     strips_space: one leading space of a whole text is dropped.
-    prefixes_first_word: encoding puts a space before the first word of a text, and only there.
+    prefixes: encoding puts a space before the "first" word of a text, before "each" stretch
+        between special tokens, or nowhere ("").
     """
 
     kind: Literal["bytes", "marker", "words"]
     byte_tokens: bool = False
     strips_space: bool = False
-    prefixes_first_word: bool = False
+    prefixes: Literal["", "first", "each"] = ""
 
 
 class TokenBytes:
@@ -66,14 +67,11 @@ def byte_rule(backend: tokenizers.Tokenizer) -> ByteRule:
     """
     steps = _steps(backend.decoder, "decoders")
     kinds = {step["type"] for step in steps}
-    prefixes = any(
-        step["type"] == "Metaspace" and step.get("prepend_scheme") == "first"
-        for step in _steps(backend.pre_tokenizer, "pretokenizers")
-    )
+    prefixes = _prefixes(backend)
     if not steps:
         return ByteRule("words", strips_space=True)
     if "ByteLevel" in kinds:
-        return ByteRule("bytes", prefixes_first_word=prefixes)
+        return ByteRule("bytes", prefixes=prefixes)
     unknown = kinds - {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     if unknown or not kinds & {"Replace", "Metaspace"}:
         raise CheckpointError(
@@ -86,6 +84,18 @@ def byte_rule(backend: tokenizers.Tokenizer) -> ByteRule:
         for step in steps
     )
     return ByteRule("marker", "ByteFallback" in kinds, strips, prefixes)
+
+
+def _prefixes(backend: tokenizers.Tokenizer) -> Literal["", "first", "each"]:
+    for step in _steps(backend.pre_tokenizer, "pretokenizers"):
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") == "first":
+            return "first"
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") != "never":
+            return "each"
+        if step["type"] == "ByteLevel" and step.get("add_prefix_space"):
+            return "each"
+    normalizes = _steps(backend.normalizer, "normalizers")
+    return "each" if any(step["type"] == "Prepend" for step in normalizes) else ""
 
 
 def _steps(part: Any, children: str) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ def _from_json(file: Path, config: Mapping[str, Any], templates: dict[str, str])
 
 
 def _from_spm(file: Path, config: Mapping[str, Any], templates: dict[str, str]) -> Parts:
-    model = read_spm_model(file, always_prefix=bool(config.get("legacy", False)))
+    model = read_spm_model(file, always_prefix=bool(config.get("legacy", True)))
     texts = model.pieces.texts
     ids = {"bos_token": model.bos_id, "eos_token": model.eos_id, "pad_token": model.pad_id,
            "unk_token": model.pieces.unk_id}  # fmt: skip

@@ -9,7 +9,8 @@ Not here: the chat template (`chat.py`), streaming (`detokenizer.py`).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,12 @@ class Tokenizer:
         eos_id = self._named_id("eos_token")
         self.eos_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *parts.eos_ids]))
         self._around = self._forced(parts.add_bos, parts.add_eos, eos_id)
-        rule = byte_rule(backend)
-        self.strips_space = rule.strips_space
-        self._bytes: dict[int, bytes] = _Table(TokenBytes(backend, self.added_tokens, rule))
+        self._rule = byte_rule(backend)
+        self.strips_space = self._rule.strips_space
+        self._bytes: dict[int, bytes] = _Table(TokenBytes(backend, self.added_tokens, self._rule))
         self._shown = _Table(self._piece)
         self._plain = _Table(lambda i: "" if i in self.special_ids else self._shown[i])
         self.adds_bos = self.bos_id is not None and self.encode("")[:1] == [self.bos_id]
-        self._prefixed = rule.prefixes_first_word
 
     @property
     def chat_template(self) -> str | None:
@@ -121,20 +121,28 @@ class Tokenizer:
     def encode_ordinary(self, text: str, at_start: bool = True) -> list[int]:
         """Ids of `text` read as mere text: no special token is recognized in it.
 
-        `at_start` is whether it opens the sequence; SentencePiece models put a space there.
+        `at_start` is whether it opens the sequence; some tokenizers put a space there alone.
         """
+        with self._ordinary():
+            inside = self._rule.prefixes == "first" and not at_start
+            return self._inside(text) if inside else self._ids(text, False)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of `text` as mere text that directly follows other text."""
+        with self._ordinary():
+            return self._inside(text) if self._rule.prefixes else self._ids(text, False)
+
+    @contextmanager
+    def _ordinary(self) -> Iterator[None]:
         with self._lock:
             self._backend.encode_special_tokens = True
             try:
-                if at_start or not self._prefixed:
-                    return self._ids(text, False)
-                return self._inner_ids(text)
+                yield
             finally:
                 self._backend.encode_special_tokens = False
 
-    def _inner_ids(self, text: str) -> list[int]:
-        """Ids of a text that stands inside a sequence: encoded after a neutral neighbour, whose
-        ids are then dropped."""
+    def _inside(self, text: str) -> list[int]:
+        """Encoded after a neutral neighbour, whose ids are then dropped."""
         for neighbour in _NEUTRAL:
             known, ids = self._ids(neighbour, False), self._ids(neighbour + text, False)
             if known and ids[: len(known)] == known:
@@ -205,8 +213,8 @@ def bad_words_ids(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int
         spelled = word.lstrip(" ") if isinstance(word, str) else ""
         if not spelled:
             raise RequestError(f"bad_words must hold words, not {word!r}", "bad_words")
-        bare = tuple(tokenizer.encode_ordinary(spelled, at_start=False))
-        spaced = tuple(tokenizer.encode_ordinary(" " + spelled, at_start=False))
+        bare = tuple(tokenizer.encode_inside(spelled))
+        spaced = tuple(tokenizer.encode_inside(" " + spelled))
         for ids in (bare, spaced):
             if not ids or spelled not in tokenizer.decode(ids, skip_special_tokens=False):
                 raise RequestError(

@@ -6,6 +6,7 @@ split rules are those of the models' own `tokenizer.json` files, under the names
 `tokenizer.ggml.pre` gives them (llama.cpp, `llama-vocab.cpp`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,8 +105,8 @@ def splitter(name: str) -> Splitter:
 class Pieces:
     """A SentencePiece vocabulary: `kinds` are the token types above, `scores` rank merges.
 
-    dummy_prefix puts one space before the text; `always` also after each special token, as
-    the older conversions do.
+    dummy_prefix puts one space before the text; `always` after each special token too, as
+    encoding the texts between them one by one does (and llama.cpp, and most `tokenizer.json`).
     """
 
     texts: Sequence[str]
@@ -115,7 +116,7 @@ class Pieces:
     unigram: bool = False
     byte_fallback: bool = True
     dummy_prefix: bool = True
-    always: bool = False
+    always: bool = True
     collapse_spaces: bool = False
     charsmap: bytes = b""
 
@@ -146,7 +147,9 @@ def byte_level_bpe(
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
-    add_tokens(backend, tokens, kinds)
+    backend.add_special_tokens(_special(tokens, kinds))
+    plain = [t for t, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
+    backend.add_tokens([AddedToken(token, normalized=False) for token in plain])
     return backend
 
 
@@ -168,28 +171,22 @@ def sentencepiece(pieces: Pieces) -> tokenizers.Tokenizer:
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=pieces.byte_fallback,
+            ignore_merges=USER_DEFINED in pieces.kinds,
         )
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.Sequence(_normalizers(pieces))
-    if pieces.dummy_prefix:
-        scheme = "always" if pieces.always else "first"
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(_cutters(pieces))
     backend.decoder = decoders.Sequence(_decoders(pieces))
-    add_tokens(backend, pieces.texts, pieces.kinds)
+    backend.add_special_tokens(_special(pieces.texts, pieces.kinds))
     return backend
 
 
-def add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Mark the tokens that are matched whole in raw text: control and unknown ones as special,
-    user-defined ones as plain."""
-    special, plain = [], []
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind in (CONTROL, UNKNOWN):
-            special.append(AddedToken(token, normalized=False, special=True))
-        elif kind == USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False))
-    backend.add_special_tokens(special)
-    backend.add_tokens(plain)
+def _special(tokens: Sequence[str], kinds: Sequence[int]) -> list[AddedToken]:
+    return [
+        AddedToken(token, normalized=False, special=True)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (CONTROL, UNKNOWN)
+    ]
 
 
 def _distinct(tokens: Sequence[str]) -> dict[str, int]:
@@ -242,6 +239,22 @@ def _normalizers(pieces: Pieces) -> list[Any]:
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
+    if pieces.dummy_prefix and pieces.always:
+        # Metaspace, below, takes a text's own first space for the prefix; SentencePiece has both.
+        steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
+    return steps
+
+
+def _cutters(pieces: Pieces) -> list[Any]:
+    """The prefix, and then user-defined pieces cut out whole: nothing merges with them."""
+    steps: list[Any] = []
+    if pieces.dummy_prefix:
+        scheme = "always" if pieces.always else "first"
+        steps.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False))
+    texts = [t for t, k in zip(pieces.texts, pieces.kinds, strict=True) if k == USER_DEFINED]
+    if texts:
+        either = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+        steps.append(pre_tokenizers.Split(Regex(either), behavior="isolated"))
     return steps
 
 
