@@ -27,7 +27,6 @@ _SAMPLING = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
 }
 _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
