@@ -5,10 +5,10 @@ A value is frozen and was checked when it was made: whoever holds one may trust 
 that need the model (vocabulary, window) are made when the request is added.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from octavo.errors import RequestError, RequestTypeError, nearest
@@ -150,7 +150,7 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
 
-    @property
+    @cached_property
     def needs_history(self) -> bool:
         """Whether sampling looks at the tokens so far (penalties, bad words)."""
         return bool(
@@ -166,7 +166,17 @@ class SamplingParams:
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    """At most 60 characters of a value, without writing out a large one first."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"  # Python may refuse to write it
+    if isinstance(value, (str, bytes)):
+        value = value[:60]
+    elif isinstance(value, (list, tuple, Mapping)) and len(value) > 60:
+        return f"a {type(value).__name__} of {len(value)} items"
+    try:
+        text = repr(value)
+    except ValueError:  # it holds such an integer
+        return f"a {type(value).__name__} that cannot be written out"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -230,7 +240,7 @@ def _bias(value: object) -> dict[int, float]:
         )
     bias: dict[int, float] = {}
     for key, amount in value.items():
-        if isinstance(key, bool) or not isinstance(key, int) or key < 0:
+        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**31:
             raise RequestError(
                 f"logit_bias keys must be token ids (integers from 0), not {_show(key)}",
                 "logit_bias",
@@ -239,7 +249,7 @@ def _bias(value: object) -> dict[int, float]:
             raise RequestTypeError(
                 f"logit_bias[{key}] must be a number, not {_show(amount)}", "logit_bias"
             )
-        if math.isnan(amount) or not -100 <= amount <= 100:
+        if not -100 <= amount <= 100:  # NaN is refused too
             raise RequestError(
                 f"logit_bias[{key}] must be in [-100, 100], not {_show(amount)}", "logit_bias"
             )

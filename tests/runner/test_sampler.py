@@ -510,17 +510,19 @@ def test_masked_logits_are_never_drawn():
 
 
 def test_an_id_out_of_the_vocabulary_ends_only_its_row():
-    logits = torch.zeros(4, 40)
+    logits = torch.zeros(5, 40)
     specs = [
         spec(logit_bias={40: 1.0}),
         spec(allowed_token_ids=[1, 99]),
         spec(stop=(40,), left=2),
         spec(),
+        spec(bad=((1, 41),), output=(1,)),
     ]
     found = sample(logits, specs)
-    assert "logit_bias names token 40" in found[0].error
-    assert "allowed_token_ids names token 99" in found[1].error
-    assert "stop_token_ids names token 40" in found[2].error
+    assert "bad_words has token id 41" in found[4].error
+    assert "logit_bias has token id 40" in found[0].error
+    assert "allowed_token_ids has token id 99" in found[1].error
+    assert "stop_token_ids has token id 40" in found[2].error
     assert found[3].token_id == 0
 
 

@@ -10,8 +10,7 @@ leaves the other rows as they are. A logit of -inf is a token that cannot be dra
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -195,15 +194,23 @@ def _token_logprobs(
 
 def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
     """Apply everything up to the temperature to one row [V], in place; an error or None."""
+    try:
+        _process(row, spec)
+    except IndexError:  # admission refuses such ids; here they must not touch other rows
+        return _unknown_id(spec, row.size)
+    return None
+
+
+def _process(row: _Floats, spec: SampleSpec) -> None:
     params = spec.params
-    if error := _unknown_id(params, spec, row.size):
-        return error
     if params.allowed_token_ids is not None:
         allowed = _index(params.allowed_token_ids)
         kept = row[allowed]
         row.fill(-np.inf)
         row[allowed] = kept
-    _ban_words(row, spec)
+    for *before, last in spec.bad_words:  # masked where the output ends with all before it
+        if not before or list(spec.output_ids[-len(before) :]) == before:
+            row[last] = -np.inf
     if params.logit_bias:
         amounts = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         row[_index(params.logit_bias)] += amounts
@@ -213,28 +220,21 @@ def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
         _penalize_output(row, spec.output_ids, params)
     if spec.min_tokens_left > 0 and spec.stop_ids:
         row[_index(spec.stop_ids)] = -np.inf
-    return None
 
 
-def _unknown_id(params: SamplingParams, spec: SampleSpec, vocab_size: int) -> str | None:
-    """Admission refuses these; here they must at least not touch other rows."""
-    named: dict[str, Any] = {
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "logit_bias": params.logit_bias or (),
+def _unknown_id(spec: SampleSpec, vocab_size: int) -> str:
+    named: dict[str, Iterable[int]] = {
+        "allowed_token_ids": spec.params.allowed_token_ids or (),
+        "bad_words": (token for word in spec.bad_words for token in word),
+        "logit_bias": spec.params.logit_bias or (),
         "stop_token_ids": spec.stop_ids,
+        "the prompt": spec.prompt_ids,
     }
     for name, ids in named.items():
         for token in ids:
-            if not 0 <= token < vocab_size:
-                return f"{name} names token {token}; the vocabulary has {vocab_size} tokens"
-    return None
-
-
-def _ban_words(row: _Floats, spec: SampleSpec) -> None:
-    """A banned word's last token is masked where the output ends with all before it."""
-    for *before, last in spec.bad_words:
-        if not before or list(spec.output_ids[-len(before) :]) == before:
-            row[last] = -np.inf
+            if token >= vocab_size:
+                return f"{name} has token id {token}; the vocabulary has {vocab_size} tokens"
+    return f"a token id is outside the vocabulary of {vocab_size} tokens"
 
 
 def _penalize_repetition(row: _Floats, spec: SampleSpec, penalty: float) -> None:
