@@ -1,0 +1,303 @@
+"""Loading is strict both ways, and gives the values that the checkpoint holds."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models import toys
+
+import kit
+from octavo.errors import CheckpointError, ConfigError
+from octavo.models.files import INDEX, embedded_path
+from octavo.quant.gguf import FORMATS
+
+TOLERANCE = {"rtol": 0, "atol": 1e-4}
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with toys.one_thread():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return kit.tiny(tmp_path / "tiny")
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Change (or, with None, drop) tensors of the folder's one safetensors file."""
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v.contiguous() for k, v in tensors.items() if v is not None}, path)
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Split the folder's checkpoint into two shards with an index; returns the index."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = sorted(tensors)
+    index = {}
+    for number, part in enumerate([names[::2], names[1::2]]):
+        file = f"model-{number}.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        index |= dict.fromkeys(part, file)
+    write_index(folder, index)
+    return index
+
+
+def write_index(folder: Path, index: dict[str, str]) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def logits(folder: str | Path, **options: Any) -> torch.Tensor:
+    return toys.Paged(toys.load(folder, **options)).step([("a", toys.prompt(20))])[0]
+
+
+def test_sharded_equals_single(folder: Path) -> None:
+    before = logits(folder)
+    shard(folder)
+    assert torch.equal(logits(folder), before)
+
+
+def test_mdl_03_stray_files_are_not_read(folder: Path) -> None:
+    before = logits(folder)
+    other = load_file(folder / "model.safetensors")
+    shard(folder)
+    strange = {name: tensor + 1 for name, tensor in other.items()}
+    for name in ("model.safetensors", "consolidated.safetensors", "original/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        save_file(strange, folder / name)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04never read")
+    assert torch.equal(logits(folder), before)
+
+
+def test_mdl_03_an_empty_tensor_is_accepted(folder: Path) -> None:
+    before = logits(folder)
+    rewrite(folder, **{"model.extra": torch.empty(0, 4)})
+    assert torch.equal(logits(folder), before)
+
+
+def test_derived_tensors_of_old_checkpoints_are_accepted(folder: Path) -> None:
+    rewrite(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    toys.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", None, r"missing: model\.layers\.1\.mlp\.up_proj"),
+        ("model.layers.1.self_attn.q_proj.bias", torch.ones(64), "unexpected: .*q_proj.bias"),
+        ("model.norm.weight", torch.ones(63), r"model\.norm\.weight.*\(63,\), not \(64,\)"),
+        ("model.norm.weight", torch.ones(64, dtype=torch.int32), "type I32"),
+        (EMBED, torch.ones(64, 259), r"\(64, 259\), not \(259, 64\)"),
+    ],
+)
+def test_mdl_01_each_disagreement_is_named(
+    name: str, value: torch.Tensor | None, said: str, folder: Path
+) -> None:
+    rewrite(folder, **{name: value})
+    with pytest.raises(CheckpointError, match=said) as error:
+        toys.load(folder)
+    assert "model.safetensors" in str(error.value)
+
+
+def test_mdl_01_all_problems_are_listed_at_once(folder: Path) -> None:
+    rewrite(folder, **{"model.norm.weight": None, "stray": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"missing: model\.norm\.weight; unexpected: stray"):
+        toys.load(folder)
+
+
+def test_mdl_01_a_shard_without_a_tensor_of_the_index(folder: Path) -> None:
+    index = shard(folder)
+    write_index(folder, {**index, "model.new.weight": "model-0.safetensors"})
+    with pytest.raises(CheckpointError, match=r"model-0\.safetensors lacks .*model\.new\.weight"):
+        toys.load(folder)
+
+
+def test_mdl_01_a_tensor_in_two_shards(folder: Path) -> None:
+    shard(folder)
+    tensors = load_file(folder / "model-0.safetensors")
+    assert EMBED not in tensors
+    save_file({**tensors, EMBED: torch.ones(259, 64)}, folder / "model-0.safetensors")
+    with pytest.raises(CheckpointError, match=r"model-0\.safetensors holds .*embed_tokens"):
+        toys.load(folder)
+
+
+def test_mdl_01_a_gguf_without_a_tensor(tmp_path: Path) -> None:
+    path = toys.write_gguf(
+        toys.make("qwen2"), tmp_path / "m.gguf", drop=["model.layers.2.self_attn.q_proj.bias"]
+    )
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.2\.self_attn\.q_proj.bias"):
+        toys.load(path)
+
+
+class TestTiedEmbeddings:
+    """MDL-04: tie_word_embeddings true or false, lm_head present or absent."""
+
+    def reference(self, folder: Path) -> torch.Tensor:
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        )
+        return toys.reference_logits(model, toys.prompt(20))
+
+    @pytest.mark.parametrize("shards", [False, True])
+    def test_mdl_04_tied_and_absent(self, shards: bool, folder: Path) -> None:
+        toys.edit_config(folder, tie_word_embeddings=True)
+        rewrite(folder, **{HEAD: None})
+        if shards:
+            shard(folder)
+        torch.testing.assert_close(logits(folder), self.reference(folder), **TOLERANCE)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_mdl_04_tied_and_another_head(
+        self, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        toys.edit_config(folder, tie_word_embeddings=True)
+        with caplog.at_level(logging.WARNING, "octavo"):
+            found = logits(folder)
+        assert "the embedding is used" in caplog.text
+        rewrite(folder, **{HEAD: None})
+        torch.testing.assert_close(found, self.reference(folder), **TOLERANCE)
+
+    def test_mdl_04_tied_and_the_same_head(
+        self, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        toys.edit_config(folder, tie_word_embeddings=True)
+        rewrite(folder, **{HEAD: load_file(folder / "model.safetensors")[EMBED].clone()})
+        with caplog.at_level(logging.WARNING, "octavo"):
+            logits(folder)
+        assert caplog.text == ""
+
+    def test_mdl_04_untied_and_present(self, folder: Path) -> None:
+        torch.testing.assert_close(logits(folder), self.reference(folder), **TOLERANCE)
+
+    @pytest.mark.parametrize("say", [{"tie_word_embeddings": False}, {}])
+    def test_mdl_04_untied_and_absent(self, say: dict[str, bool], folder: Path) -> None:
+        toys.edit_config(folder, remove=["tie_word_embeddings"], **say)
+        rewrite(folder, **{HEAD: None})
+        with pytest.raises(CheckpointError, match=r"no 'lm_head\.weight'.*tie_word_embeddings"):
+            toys.load(folder)
+
+
+def test_weights_are_rounded_once_to_the_dtype(folder: Path) -> None:
+    wide = load_file(folder / "model.safetensors")
+    exact = logits(folder)
+    narrow = toys.load(folder, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        embedded = narrow._embed(torch.arange(259))
+    assert torch.equal(embedded, wide[EMBED].bfloat16())
+    rewrite(folder, **{name: tensor.double() for name, tensor in wide.items()})
+    assert torch.equal(logits(folder), exact)
+
+
+@pytest.mark.parametrize("architecture", ["GemmaForCausalLM", "LlamaForSequenceClassification"])
+def test_mdl_15_an_unknown_architecture_lists_the_known(architecture: str, folder: Path) -> None:
+    toys.edit_config(folder, architectures=[architecture])
+    with pytest.raises(CheckpointError, match=f"{architecture}.*known: LlamaForCausalLM, Mistral"):
+        toys.load(folder)
+
+
+def test_mdl_15_a_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read as JSON"):
+        toys.load(folder)
+
+
+def test_options_that_no_model_can_have(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len is 513.*at most 512"):
+        toys.load(folder, max_model_len=513)
+    with pytest.raises(ConfigError, match="quantization 'awq'"):
+        toys.load(folder, quantization="awq")
+
+
+# Rows of K blocks are multiples of 256 values.
+@pytest.mark.parametrize("kind", [kind.name for kind in FORMATS.values()])
+def test_gguf_of_every_block_type_equals_transformers(kind: str, tmp_path: Path) -> None:
+    size = 256 if kind.endswith("_K") else 64
+    reference = toys.make(
+        "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
+    )  # fmt: skip
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", kind)
+    ids = toys.prompt(30)
+    wanted = toys.reference_logits(reference, ids)
+    found = toys.Paged(toys.load(path)).step([("a", ids)])[0]
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"attention_bias": True}), ("llama", {"tie_word_embeddings": True}),
+        ("qwen2", {}), ("qwen3", {"head_dim": 20}),
+    ],
+)  # fmt: skip
+def test_gguf_of_every_family(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    reference = toys.make(family, **changes)
+    path = toys.write_gguf(reference, tmp_path / "m.gguf")
+    model = toys.load(path)
+    assert model.spec.eos_token_ids == (2,)
+    ids = toys.prompt(30)
+    found = toys.Paged(model).step([("a", ids)])[0]
+    torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+
+
+def test_gguf_rope_scaling_by_metadata(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+            "rope_theta": 1e4}  # fmt: skip
+    reference = toys.make("llama", rope_parameters=rope)
+    path = toys.write_gguf(
+        reference, tmp_path / "m.gguf", **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128},
+    )  # fmt: skip
+    ids = toys.prompt(300)
+    found = toys.Paged(toys.load(path)).step([("a", ids)])[0]
+    torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+
+
+def test_mdl_07_gguf_rope_divisors_are_llama_3_scaling(tmp_path: Path) -> None:
+    """llama.cpp stores Llama 3's scaling as a tensor of divisors, one per frequency."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
+    reference = toys.make("llama", rope_parameters=rope, head_dim=16)
+    plain = 1 / 5e5 ** (torch.arange(0, 16, 2) / 16)
+    divisors = (plain / reference.model.rotary_emb.inv_freq).numpy()
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", extra={"rope_freqs.weight": divisors})
+    ids = toys.prompt(300)
+    found = toys.Paged(toys.load(path)).step([("a", ids)])[0]
+    torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+
+
+def smollm2() -> Path:
+    path = embedded_path("smollm2")
+    if not path.is_file():
+        pytest.skip("the embedded model is not here: octavo pull smollm2")
+    return path
+
+
+@pytest.mark.model
+def test_smollm2_equals_transformers_on_the_same_file() -> None:
+    import transformers
+
+    path = smollm2()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32
+    )
+    paged = toys.Paged(toys.load("smollm2"))
+    for length in (1, 17, 150):
+        ids = np.random.default_rng(length).integers(3, 49000, length).tolist()
+        wanted = toys.reference_logits(reference, ids)
+        found = paged.step([(f"s{length}", ids)])[0]
+        assert (found - wanted).abs().max() < 1e-3 * wanted.abs().max()
+        assert torch.equal(found.argmax(-1), wanted.argmax(-1))

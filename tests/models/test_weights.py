@@ -1,0 +1,222 @@
+"""Damaged files: an error with the file's name and the sizes, before anything is allocated."""
+
+import json
+import random
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from octavo.errors import CheckpointError
+from octavo.models.files import ModelFiles
+from octavo.models.weights import StoredTensor, open_tensors
+
+TENSORS = {
+    "a": torch.arange(12, dtype=torch.float32).view(3, 4),
+    "b": torch.randn(64, 32).to(torch.bfloat16),
+    "c": torch.randn(1000, 5).to(torch.float16),
+}
+
+
+def opened(path: Path) -> dict[str, StoredTensor]:
+    root = path if path.suffix == ".gguf" else path.parent
+    return open_tensors(ModelFiles(str(path), root, (path,)))
+
+
+def values(tensor: StoredTensor) -> torch.Tensor:
+    out = torch.empty(tensor.shape)
+    tensor.read_into(out)
+    return out
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    return path
+
+
+def write(path: Path, header: Any, body: bytes = b"", length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + body)
+    return path
+
+
+def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> Any:
+    shape = [(end - begin) // 4] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_what_is_written_is_read(good: Path) -> None:
+    found = opened(good)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].shape == tuple(tensor.shape)
+        assert torch.equal(values(found[name]), tensor.float())
+
+
+def test_an_unaligned_body_is_read(tmp_path: Path) -> None:
+    body = TENSORS["b"].view(torch.uint8).numpy().tobytes()
+    header = json.dumps({"b": {"dtype": "BF16", "shape": [64, 32], "data_offsets": [0, 4096]}})
+    path = write(
+        tmp_path / "model.safetensors", (header + " " * (13 - len(header) % 8)).encode(), body
+    )
+    assert torch.equal(values(opened(path)["b"]), TENSORS["b"].float())
+
+
+@pytest.mark.parametrize("cut", ["byte", "page", "half", "to the header", "all"])
+def test_mdl_02_a_cut_file_is_refused(cut: str, good: Path) -> None:
+    whole = good.read_bytes()
+    keep = {"byte": len(whole) - 1, "page": len(whole) - 4096, "half": len(whole) // 2,
+            "to the header": 20, "all": 0}[cut]  # fmt: skip
+    good.write_bytes(whole[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors") as error:
+        opened(good)
+    assert str(keep) in str(error.value)
+
+
+@pytest.mark.parametrize("length", [0, 2**63, 2**64 - 1, 10_000, 99_999_999])
+def test_mdl_02_false_header_lengths(length: int, good: Path) -> None:
+    good.write_bytes(struct.pack("<Q", length) + good.read_bytes()[8:])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        opened(good)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+BAD_HEADERS: dict[str, Any] = {
+    "not json": b"{nope",
+    "not utf-8": b'{"\xff": 1}',
+    "a list": [1],
+    "deep": b"[" * 50_000,
+    "named twice": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+    "no fields": {"a": 3},
+    "overlap": {"a": entry(0, 8), "b": entry(4, 8)},
+    "hole": {"a": entry(0, 4), "b": entry(6, 8, [1], "BF16")},
+    "reversed": {"a": entry(8, 0, [2])},
+    "past the end": {"a": entry(0, 12)},
+    "far past the end": {"a": entry(0, 2**62, [2**60])},
+    "too short": {"a": entry(0, 4)},
+    "wrong size for its type": {"a": entry(0, 8, [2], "BF16")},
+    "wrong size for its shape": {"a": entry(0, 8, [3])},
+    "unknown type": {"a": entry(0, 8, [2], "F32X")},
+    "type no string": {"a": {"dtype": 5, "shape": [2], "data_offsets": [0, 8]}},
+    "negative shape": {"a": entry(0, 8, [-2])},
+    "boolean shape": {"a": entry(0, 4, [True])},
+    "huge shape": {"a": entry(0, 8, [2**62, 2**62])},
+    "float offsets": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]}},
+    "three offsets": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}},
+    "negative offset": {"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
+}
+
+
+@pytest.mark.parametrize("kind", BAD_HEADERS)
+def test_mdl_02_bad_headers(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", BAD_HEADERS[kind], bytes(8))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        opened(path)
+
+
+def test_mdl_02_random_bytes_never_escape_the_checks(good: Path) -> None:
+    """30 mutated headers: each is read in full or refused with CheckpointError."""
+    whole = good.read_bytes()
+    (length,) = struct.unpack_from("<Q", whole)
+    rng = random.Random(0)
+    refused: list[str] = []
+    for _ in range(30):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(8 + length)] = rng.randrange(256)
+        good.write_bytes(bytes(data))
+        try:
+            for tensor in opened(good).values():
+                assert tensor.offset + tensor.num_bytes <= len(data)
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert all("model.safetensors" in said for said in refused)
+
+
+def test_mdl_02_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.example/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(CheckpointError, match="Git LFS pointer"):
+        opened(path)
+
+
+def test_a_type_without_a_decoder_is_listed_but_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", {"a": entry(0, 8, [8], "F8_E4M3")}, bytes(8))
+    tensor = opened(path)["a"]
+    with pytest.raises(CheckpointError, match="F8_E4M3"):
+        tensor.read_into(torch.empty(8))
+
+
+@pytest.fixture
+def good_gguf(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.block_count", 1)
+    for number, name in enumerate(["x", "y"]):
+        rows = np.random.default_rng(number).normal(size=(8, 64)).astype(np.float32)
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quantize(rows, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_mdl_02_a_cut_gguf_is_refused(good_gguf: Path) -> None:
+    whole = good_gguf.read_bytes()
+    assert {t.shape for t in opened(good_gguf).values()} == {(8, 64)}
+    last = max(t.offset + t.num_bytes for t in opened(good_gguf).values())
+    for keep in (last - 1, len(whole) - 600, len(whole) // 2, 100, 30, 23, 4, 0):
+        good_gguf.write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match=r"model\.gguf"):
+            opened(good_gguf)
+
+
+def test_mdl_02_a_damaged_gguf_is_refused(good_gguf: Path) -> None:
+    """Any byte of the header changed: read within the file, or refused by name."""
+    whole = good_gguf.read_bytes()
+    header = min(t.offset for t in opened(good_gguf).values())
+    rng = random.Random(1)
+    refused: list[str] = []
+    for _ in range(200):
+        data = bytearray(whole)
+        data[rng.randrange(header)] ^= 1 << rng.randrange(8)
+        good_gguf.write_bytes(bytes(data))
+        try:
+            for tensor in opened(good_gguf).values():
+                assert tensor.offset + tensor.num_bytes <= len(data)
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("model.gguf" in said for said in refused)
+
+
+def test_mdl_02_gguf_tables_that_lie(good_gguf: Path) -> None:
+    whole = good_gguf.read_bytes()
+    at = whole.index(b"\x01\x00\x00\x00\x00\x00\x00\x00x") + 9  # past the name "x"
+    dims = struct.unpack_from("<I2QIQ", whole, at)
+    assert dims == (2, 64, 8, 8, 0)
+    lies = {
+        "overlap": (2, 64, 8, 8, 64),
+        "cut off": (2, 64, 2**50, 8, 0),
+        "multiple of 32": (2, 63, 8, 8, 0),
+        "ggml type 99": (2, 64, 8, 99, 0),
+    }
+    for said, lie in lies.items():
+        data = bytearray(whole)
+        struct.pack_into("<I2QIQ", data, at, *lie)
+        good_gguf.write_bytes(bytes(data))
+        with pytest.raises(CheckpointError, match=said):
+            opened(good_gguf)

@@ -1,0 +1,258 @@
+"""Toy models of every family, made by transformers, and a way to run ours over a paged cache.
+
+Weights are random and large, biases and norms included, so that a fault in any of them moves
+the logits far beyond the tolerance.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+from octavo.attention.base import AttentionMetadata
+from octavo.config import EngineConfig
+from octavo.models.decoder import Decoder
+from octavo.models.loader import load_model
+
+VOCAB = 101
+
+_CLASSES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def make(family: str, **changes: Any) -> Any:
+    """A random transformers model of a family, eager attention, fp32."""
+    config_class, model_class = _CLASSES[family]
+    config = config_class(**{
+        "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 512, "attn_implementation": "eager", "rms_norm_eps": 1e-5,
+        **changes,
+    })  # fmt: skip
+    torch.manual_seed(7)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+            elif "norm" in name:
+                parameter.normal_(1, 0.4)
+            else:
+                parameter.normal_(0, 1.3 / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def save(model: Any, folder: Path, **kwargs: Any) -> Path:
+    model.save_pretrained(folder, **kwargs)
+    return folder
+
+
+def edit_config(folder: Path, remove: Sequence[str] = (), **changes: Any) -> None:
+    """Change fields of a saved config.json."""
+    path = folder / "config.json"
+    config = {k: v for k, v in json.loads(path.read_text()).items() if k not in remove}
+    path.write_text(json.dumps({**config, **changes}))
+
+
+def load(model: str | Path, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
+    options = {"attention_impl": "torch", "load_progress": False, **options}
+    return load_model(EngineConfig(model=str(model), **options), "cpu", dtype)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed + 1000 * length)
+    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Toy products are too small for two threads to help."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Paged:
+    """Sequences over a paged cache. Blocks are given out in a scrambled order."""
+
+    def __init__(self, model: Decoder, block_size: int = 16, num_blocks: int = 128) -> None:
+        self.model = model
+        self.block_size = block_size
+        dtype = torch.float32
+        layouts = [
+            model.backend.kv_layout(spec, num_blocks, block_size, dtype)
+            for spec in model.attention_specs
+        ]
+        self.caches = [torch.full(shape, 50.0, dtype=kind) for shape, kind in layouts]
+        self.free = [1 + (7 * i) % (num_blocks - 1) for i in range(num_blocks - 1)]
+        self.tables: dict[str, list[int]] = {}
+        self.lengths: dict[str, int] = {}
+
+    def metadata(self, rows: Sequence[tuple[str, int]]) -> AttentionMetadata:
+        """The step of (sequence, new tokens) rows; sequences grow by it."""
+        starts, slots, positions, lengths, tables = [0], [], [], [], []
+        for name, count in rows:
+            start = self.lengths.get(name, 0)
+            table = self.tables.setdefault(name, [])
+            while len(table) * self.block_size < start + count:
+                table.append(self.free.pop())
+            places = range(start, start + count)
+            slots += [table[p // self.block_size] * self.block_size + p % self.block_size
+                      for p in places]  # fmt: skip
+            positions += places
+            starts.append(starts[-1] + count)
+            lengths.append(start + count)
+            tables.append(table)
+            self.lengths[name] = start + count
+        width = max(len(table) for table in tables)
+        return AttentionMetadata(
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=torch.tensor(
+                [t + [0] * (width - len(t)) for t in tables], dtype=torch.int32
+            ),
+            slots=torch.tensor(slots),
+            positions=torch.tensor(positions),
+            num_tokens=starts[-1],
+            num_rows=len(rows),
+            max_query_len=max(count for _, count in rows),
+            max_seq_len=max(lengths),
+            block_size=self.block_size,
+        )
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[torch.Tensor]:
+        """Logits of every new token, per row."""
+        meta = self.metadata([(name, len(ids)) for name, ids in rows])
+        flat = torch.tensor([i for _, ids in rows for i in ids])
+        hidden = self.model.forward(flat, meta, self.caches)
+        return list(self.model.logits(hidden).split([len(ids) for _, ids in rows]))
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    return model(torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+
+
+@torch.inference_mode()
+def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
+    """transformers' greedy continuation, by recomputing the whole sequence each time."""
+    ids = list(ids)
+    for _ in range(count):
+        ids.append(int(reference_logits(model, ids)[-1].argmax()))
+    return ids[-count:]
+
+
+GGUF_OUTER = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+}  # fmt: skip
+GGUF_INNER = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def gguf_name(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if module in GGUF_OUTER:
+        return f"{GGUF_OUTER[module]}.{kind}"
+    _, _, layer, inner = module.split(".", 3)
+    return f"blk.{layer}.{GGUF_INNER[inner]}.{kind}"
+
+
+def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
+    """The row order of q and k in a llama GGUF: rotary pairs side by side."""
+    rows = values.shape[0]
+    split = values.reshape(heads, 2, rows // heads // 2, -1)
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _block_bytes(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
+    """Random K blocks with scales that give values of about 0.1 (no K encoder exists in numpy)."""
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(sum(shape))
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, width), dtype=np.uint8)
+    at, count, scale = (208, 1, 1e-4) if kind.name == "Q6_K" else (0, 2, 2e-4)
+    halves = (rng.normal(0, scale, (*raw.shape[:-1], count))).astype(np.float16)
+    raw[..., at : at + 2 * count] = halves.view(np.uint8)
+    return raw.reshape(*shape[:-1], -1)
+
+
+def write_gguf(
+    model: Any,
+    path: Path,
+    kind: str = "F32",
+    drop: Sequence[str] = (),
+    extra: Mapping[str, np.ndarray] = MappingProxyType({}),
+    **metadata: Any,
+) -> Path:
+    """Store a toy model as a GGUF of block type `kind`, and give the model the stored values."""
+    config = model.config
+    arch = "llama" if config.model_type == "mistral" else config.model_type
+    writer = gguf.GGUFWriter(path, arch)
+    facts = {
+        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"], "vocab_size": config.vocab_size,
+        **metadata,
+    }  # fmt: skip
+    for name, value in facts.items():
+        add = {str: writer.add_string, float: writer.add_float32}.get(
+            type(value), writer.add_uint32
+        )
+        add(f"{arch}.{name}", value)
+    writer.add_eos_token_id(2)
+    quant = gguf.GGMLQuantizationType[kind]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, parameter in model.named_parameters():
+        if name in drop:
+            continue
+        values = parameter.detach().numpy()
+        order = heads.get(name.split(".")[-2], 0) if arch == "llama" else 0
+        if order:
+            values = interleaved(values, order)
+        stored, stored_kind = values, gguf.GGMLQuantizationType.F32
+        if values.ndim == 2 and kind != "F32":
+            stored_kind = quant
+            if kind.endswith("_K"):
+                stored = _block_bytes(quant, values.shape)
+            else:
+                stored = gguf.quantize(values, quant)
+            exact = torch.from_numpy(gguf.dequantize(stored, quant).reshape(values.shape))
+            with torch.no_grad():
+                parameter.copy_(_plain_order(exact, order) if order else exact)
+        writer.add_tensor(gguf_name(name), stored, raw_dtype=stored_kind)
+    for name, values in extra.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _plain_order(values: torch.Tensor, heads: int) -> torch.Tensor:
+    """The inverse of `interleaved`, found by moving row numbers through it."""
+    numbers = interleaved(np.arange(values.shape[0])[:, None], heads)[:, 0]
+    out = torch.empty_like(values)
+    out[torch.from_numpy(numbers)] = values
+    return out
