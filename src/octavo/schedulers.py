@@ -6,10 +6,10 @@ from octavo.core.policy import Load as Load
 from octavo.core.policy import Policy as Policy
 from octavo.core.policy import PriorityScheduler as PriorityScheduler
 from octavo.core.policy import RequestView as RequestView
-from octavo.core.policy import SLOScheduler as SLOScheduler
-from octavo.core.policy import SLOState as SLOState
 from octavo.core.policy import Watching as Watching
 from octavo.core.policy import create_policy as create_policy
+from octavo.core.slo import SLOScheduler as SLOScheduler
+from octavo.core.slo import SLOState as SLOState
 
 __all__ = [
     "FIFOScheduler",

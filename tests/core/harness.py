@@ -20,7 +20,7 @@ from octavo.core.plan import (
 )
 from octavo.core.policy import FIFOScheduler, Policy
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, Update
+from octavo.core.scheduler import PreemptionMode, Scheduler, Update
 from octavo.params import SamplingParams
 
 VOCAB = 1000
@@ -110,6 +110,20 @@ class SimulatedRunner:
         return RowResult(row.request_id, tokens, logprobs, prompt)
 
 
+def modelled(
+    fixed: float = 0.01, token: float = 1e-4, read: float = 1e-7, block: float = 1e-4
+) -> Callable[[StepPlan], float]:
+    """Seconds of a step: weights once, each token, each token of history, each block swapped."""
+
+    def cost(plan: StepPlan) -> float:
+        history = sum(row.start for row in plan.rows)
+        swapped = sum(copy.kind != "copy" for copy in plan.copies)
+        compute = fixed + token * plan.num_tokens + read * history if plan.rows else 0.0
+        return compute + block * swapped
+
+    return cost
+
+
 @dataclass
 class Outcome:
     """What one choice gave in all its updates."""
@@ -137,6 +151,8 @@ class Bench:
         caching: bool = True,
         policy: Policy | None = None,
         check: bool = True,
+        mode: PreemptionMode = "auto",
+        cost: Callable[[StepPlan], float] = lambda plan: 0.01,
         **kv_options: int,
     ) -> None:
         self.kv = KVManager(blocks, block_size, caching, **kv_options)
@@ -146,6 +162,7 @@ class Bench:
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
             max_model_len=min(window or 10**9, self.kv.capacity),
+            preemption_mode=mode,
         )
         self.runner = SimulatedRunner(block_size)
         self.budget = budget
@@ -153,6 +170,7 @@ class Bench:
         self.now = 0.0
         self.steps = 0
         self.check = check
+        self.cost = cost
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.requests: dict[str, Request] = {}
         self.plans: list[StepPlan] = []
@@ -171,7 +189,7 @@ class Bench:
         if self.check:
             self.scheduler.check()
         result = self.runner.execute(plan)
-        self.now += 0.01
+        self.now += self.cost(plan)
         updates = self.scheduler.commit(plan, result, self.now)
         if self.check:
             self.scheduler.check()
@@ -246,17 +264,27 @@ def make(
     )
 
 
-def alone(request: Request) -> dict[int, list[int]]:
-    """The tokens of each choice when `request` runs by itself, unchunked, without a cache."""
-    bench = Bench(blocks=400, budget=4096, seqs=64, caching=False, check=False)
-    copy = Request(
-        request.request_id,
-        request.tokens[: request.num_prompt_tokens],
-        request.params,
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        stop_ids=request.stop_ids,
-        eos_ids=request.eos_ids,
-    )
-    bench.run([copy])
-    return {index: outcome.token_ids for (_, index), outcome in bench.outcomes.items()}
+def alone(request: Request, window: int = 10**9) -> dict[int, list[int]]:
+    """The tokens that each choice must have, from the definition: no scheduler, no blocks."""
+    return {index: _choice(request, index, window) for index in range(request.params.n)}
+
+
+def _choice(request: Request, index: int, window: int) -> list[int]:
+    params = request.params
+    prompt = tuple(request.tokens[: request.num_prompt_tokens])
+    output: list[int] = []
+    while len(output) < request.max_tokens and len(prompt) + len(output) < window:
+        spec = SampleSpec(
+            params,
+            request.seed,
+            index,
+            len(output),
+            prompt if params.needs_history else (),
+            tuple(output) if params.needs_history else (),
+            max(0, params.min_tokens - len(output)),
+            request.stop_ids,
+        )
+        output.append(draw((*prompt, *output), spec))
+        if output[-1] in request.stop_ids and len(output) > params.min_tokens:
+            break
+    return output

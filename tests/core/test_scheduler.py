@@ -1,9 +1,36 @@
 """The scheduler over a simulated model: same request, same tokens, whatever happens around it."""
 
 import random
+from collections.abc import Callable, Collection, Iterable
 
 import pytest
-from tests.core.harness import Bench, alone, make
+from tests.core.harness import Bench, alone, logprobs_of, make
+
+from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
+from octavo.core.request import Request
+from octavo.core.slo import SLOScheduler
+
+
+class Careless:
+    """A user's policy that forgets, reverses, and answers nonsense: nothing may be lost."""
+
+    name = "careless"
+
+    def __init__(self) -> None:
+        self.rng = random.Random(5)
+
+    def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
+        return [r for r in reversed(list(waiting)) if self.rng.random() < 0.7]
+
+    def victim(
+        self, running: Collection[Request], for_request: Request, now: float
+    ) -> Request | None:
+        if for_request not in running and self.rng.random() < 0.8:
+            return None
+        return self.rng.choice([*running, make("stranger", [1]), for_request])
+
+    def budget(self, load: Load) -> tuple[int, int]:
+        return self.rng.choice([(-5, -5), (10**9, 10**9), (7, 3)])
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -12,7 +39,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def same_as_alone(bench: Bench) -> None:
     for request in bench.requests.values():
-        for index, tokens in alone(request).items():
+        for index, tokens in alone(request, bench.scheduler.max_model_len).items():
             outcome = bench.outcomes[request.request_id, index]
             assert outcome.token_ids == tokens, request.request_id
             assert outcome.finish_reason in ("stop", "length")
@@ -59,16 +86,30 @@ def test_sch_12_choices_share_the_prompt_and_nothing_else(
         assert bench.runner.copies["copy"] == (3 if length % 16 else 0)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_operations(seed: int) -> None:
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fifo": FIFOScheduler,
+    "priority": lambda: PriorityScheduler(max_wait=0.5),
+    "weighted": lambda: PriorityScheduler(lambda r: 1 / r.prompt_len, max_wait=0.5),
+    "slo": lambda: SLOScheduler(p99_itl_ms=15.0, p99_ttft_ms=100.0, window=1.0),
+    "careless": Careless,
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_operations(seed: int, mode: str, policy: str) -> None:
     """Adds, aborts, stops, forks and steps in any order; every block accounted for each time."""
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed}{mode}{policy}")
     bench = Bench(
         blocks=rng.choice([9, 14, 30, 200]),
         block_size=rng.choice([8, 16]),
-        budget=rng.choice([16, 17, 32, 64]),
+        budget=rng.choice([3, 16, 17, 32, 64]),
         seqs=rng.choice([2, 5, 32]),
         caching=rng.random() < 0.7,
+        policy=POLICIES[policy](),
+        mode=mode,
+        num_host_blocks=rng.choice([0, 5, 40]),
     )
     window = bench.scheduler.max_model_len
     gone: set[str] = set()
@@ -81,12 +122,15 @@ def test_random_operations(seed: int) -> None:
             f"r{number}",
             [*shared, *prompt(length - len(shared), number)],
             max(1, min(rng.choice([1, 3, 20, 40]), window - length)),
+            arrival=bench.now,
             n=rng.choice([1, 1, 1, 2, 5]),
             temperature=rng.choice([0.0, 1.0]),
             seed=number,
             ignore_eos=rng.random() < 0.5,
             prompt_logprobs=rng.choice([None, None, 0]),
             salt=rng.choice([None, None, "a"]),
+            priority=rng.choice([0, 0, 1, 5]),
+            deadline=rng.choice([None, bench.now + 1]),
         )
         bench.add(request)
         victim = f"r{rng.randrange(number + 1)}"
@@ -96,7 +140,16 @@ def test_random_operations(seed: int) -> None:
         elif rng.random() < 0.1:
             bench.scheduler.finish_choice(victim, rng.randrange(3))
             gone.add(victim)
-        bench.kv.check()
+        if rng.random() < 0.03:
+            bench.kv.reset_prefix_cache()
+        bench.scheduler.check()
     bench.run()
     bench.requests = {k: v for k, v in bench.requests.items() if k not in gone}
     same_as_alone(bench)
+    for request in bench.requests.values():
+        if request.params.prompt_logprobs is not None:
+            expected = tuple(
+                logprobs_of(t, i)
+                for i, t in enumerate(request.tokens[1 : request.num_prompt_tokens])
+            )
+            assert bench.outcomes[request.request_id, 0].prompt_logprobs == expected

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from octavo.core.rates import Rates, Window
+from octavo.core.rates import Rates
 from octavo.core.request import Request
 from octavo.errors import ConfigError, nearest
 from octavo.log import get_logger
@@ -102,7 +102,7 @@ def fair_tokens(load: Load, max_stretch: float | None) -> int:
     if max_stretch is None or not load.num_due or not (load.num_lagging or load.num_waiting):
         return load.max_tokens
     least = load.num_due + MIN_CHUNK
-    usual = load.rates.seconds(load.num_due, near=least + MIN_CHUNK)
+    usual = load.rates.seconds(load.num_due)
     if usual is None:
         return least
     return max(load.rates.tokens_within(max_stretch * usual), least)
@@ -119,7 +119,7 @@ class FIFOScheduler:
     displaces = False
 
     def __init__(self, max_stretch: float | None = 4.0) -> None:
-        self.max_stretch = _positive("max_stretch", max_stretch)
+        self.max_stretch = positive("max_stretch", max_stretch)
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
         return waiting
@@ -172,8 +172,8 @@ class PriorityScheduler:
         if weight_fn is not None and not callable(weight_fn):
             raise ConfigError(f"weight_fn must be a function of a request, not {weight_fn!r:.80}")
         self.weight_fn = weight_fn
-        self.max_wait = _positive("max_wait", max_wait) or math.inf
-        self.max_stretch = _positive("max_stretch", max_stretch)
+        self.max_wait = positive("max_wait", max_wait) or math.inf
+        self.max_stretch = positive("max_stretch", max_stretch)
         self.weight_faults = 0
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
@@ -233,125 +233,10 @@ def view(request: Request, now: float) -> RequestView:
     )
 
 
-class SLOState(msgspec.Struct, frozen=True, gc=False):
-    """What an `SLOScheduler` does now, and why. Times in seconds; None where nothing is known.
-
-    share: of the inter-token target, what a step is planned to take. tokens, sequences: the
-    last budget. changes: how often the share changed; shed: requests turned away.
-    """
-
-    share: float
-    tokens: int = 0
-    sequences: int = 0
-    p99_itl: float | None = None
-    p99_ttft: float | None = None
-    throughput: float = 0.0
-    reason: str = "nothing measured yet"
-    changes: int = 0
-    shed: int = 0
-
-
-class SLOScheduler(FIFOScheduler):
-    """First come, first served, in steps as large as the latency targets allow.
-
-    p99_ttft_ms, p99_itl_ms: targets for the 99th percentile, over the last `window` seconds, of
-    the time to a first token and between tokens. min_throughput: generated tokens/s under which
-    steps grow as long as the targets hold. Steps and concurrency are sized by measured step
-    times to a share of the inter-token target, and the share follows the measured percentile.
-    shed: turn requests away (QueueFullError, HTTP 503) when those that wait cannot have their
-    first token in time. `state` tells what it does and why.
-    """
-
-    name = "slo"
-
-    def __init__(
-        self,
-        p99_ttft_ms: float | None = None,
-        p99_itl_ms: float | None = None,
-        min_throughput: float | None = None,
-        *,
-        window: float = 10.0,
-        shed: bool = False,
-    ) -> None:
-        super().__init__(max_stretch=None)
-        self.ttft = (_positive("p99_ttft_ms", p99_ttft_ms) or math.inf) / 1e3
-        self.itl = (_positive("p99_itl_ms", p99_itl_ms) or math.inf) / 1e3
-        self.floor = _positive("min_throughput", min_throughput) or 0.0
-        if self.ttft == self.itl == math.inf:
-            raise ConfigError("the slo scheduler needs p99_ttft_ms or p99_itl_ms, in milliseconds")
-        if shed and self.ttft == math.inf:
-            raise ConfigError("shed needs p99_ttft_ms: it is what those who wait would miss")
-        self.shed = shed
-        self.state = SLOState(share=0.8)
-        span = _positive("window", window) or 10.0
-        self._gaps, self._firsts, self._tokens = Window(span), Window(span), Window(span)
-        self._reviewed: float | None = None
-
-    def budget(self, load: Load) -> tuple[int, int]:
-        tokens, sequences = load.max_tokens, load.max_sequences
-        if self.itl < math.inf:
-            within = load.rates.tokens_within(self.itl * self.state.share)
-            if load.num_due or load.num_waiting > 1:
-                tokens = min(tokens, max(within, load.num_due + MIN_CHUNK // 4))
-            # A quarter of the step is kept for prompts, or no more could start.
-            sequences = min(sequences, max(within - within // 4, 1))
-        self._set(tokens=tokens, sequences=sequences)
-        return tokens, sequences
-
-    def observe(self, gains: Gains) -> None:
-        for window, values in ((self._gaps, gains.gaps), (self._firsts, gains.firsts)):
-            for value in values:
-                window.add(gains.now, value)
-        self._tokens.add(gains.now, gains.num_tokens)
-        if self._reviewed is None:
-            self._reviewed = gains.now
-        elif gains.now - self._reviewed >= self._gaps.span / 8:
-            self._review(gains.now)
-
-    def _review(self, now: float) -> None:
-        self._reviewed = now
-        for window in (self._gaps, self._firsts, self._tokens):
-            window.trim(now)
-        itl, ttft = self._gaps.percentile(0.99), self._firsts.percentile(0.99)
-        throughput = self._tokens.total() / self._tokens.span
-        self._set(p99_itl=itl, p99_ttft=ttft, throughput=throughput)
-        if itl is not None and itl > self.itl:
-            self._steer(0.85, f"P99 between tokens is {itl:.4f} s, over {self.itl:.4f} s")
-        elif itl is not None and itl > 0.9 * self.itl:
-            self._steer(1.0, "P99 between tokens is just under its target")
-        elif ttft is not None and ttft > self.ttft:
-            self._steer(1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s")
-        elif throughput < self.floor:
-            self._steer(1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and slack")
-        else:
-            self._steer(1.0, "all targets hold")
-
-    def _steer(self, factor: float, reason: str) -> None:
-        share = min(max(self.state.share * factor, 0.2), 1.0)
-        if share != self.state.share:
-            # What was measured under the old share says nothing about the new one.
-            self._gaps.clear()
-            self._set(changes=self.state.changes + 1)
-            logger.info("slo: steps may take %.2f of the target: %s", share, reason)
-        self._set(share=share, reason=reason)
-
-    def refusal(self, load: Load) -> str | None:
-        if not self.shed or load.longest_wait < 0.7 * self.ttft:
-            return None
-        self._set(shed=self.state.shed + 1)
-        return (
-            f"requests have waited {load.longest_wait:.2f} s and the target for a first token "
-            f"is {self.ttft:.2f} s; try again later"
-        )
-
-    def _set(self, **changes: Any) -> None:
-        self.state = msgspec.structs.replace(self.state, **changes)
-
-
-_POLICIES: dict[str, Callable[..., Policy]] = {
-    "fifo": FIFOScheduler,
-    "priority": PriorityScheduler,
-    "slo": SLOScheduler,
+_POLICIES = {
+    "fifo": "octavo.core.policy:FIFOScheduler",
+    "priority": "octavo.core.policy:PriorityScheduler",
+    "slo": "octavo.core.slo:SLOScheduler",
 }
 
 
@@ -372,10 +257,15 @@ def create_policy(policy: "str | Policy") -> Policy:
 
 def _from_text(text: str) -> object:
     name, *options = (part.strip() for part in text.split(","))
-    make = _import(name) if ":" in name else _POLICIES.get(name)
-    if make is None:
+    path = name if ":" in name else _POLICIES.get(name)
+    if path is None:
         hint = nearest(name, _POLICIES)
         raise ConfigError(f"unknown scheduler {name!r}; there are {_names()}{hint}")
+    module, _, kind = path.partition(":")
+    try:
+        make = getattr(import_module(module), kind)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"scheduler {name!r} cannot be imported: {error}") from error
     try:
         return make(**dict(_option(option) for option in options))
     except TypeError as error:
@@ -398,16 +288,8 @@ def _names() -> str:
     return ", ".join(sorted(_POLICIES))
 
 
-def _import(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"scheduler {path!r} cannot be imported: {error}") from error
-    return found
-
-
-def _positive(name: str, value: float | None) -> float | None:
+def positive(name: str, value: float | None) -> float | None:
+    """`value` as a float, or None; raises ConfigError unless it is above 0 and finite."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -35,19 +35,19 @@ class Rates:
             old = each if self.block_seconds is None else self.block_seconds
             self.block_seconds = old + 0.2 * (each - old)
 
-    def seconds(self, tokens: int, near: int) -> float | None:
-        """About what a step of `tokens` takes: the nearest measured one of at most `near`.
-
-        None if nothing near has been measured.
-        """
-        size = tokens.bit_length()
-        for bigger in range(size, near.bit_length() + 1):
-            if (point := self._points.get(bigger)) and point[0] <= near:
-                return point[1]
-        for smaller in range(size - 1, 0, -1):
-            if point := self._points.get(smaller):
-                return point[1] * tokens / point[0]
-        return None
+    def seconds(self, tokens: int) -> float | None:
+        """About what a step of `tokens` takes, by the nearest sizes measured; None if none is."""
+        points = sorted(self._points.values())
+        below = [point for point in points if point[0] <= tokens]
+        above = points[len(below) :]
+        if not above:
+            return below[-1][1] * tokens / below[-1][0] if below else None
+        if below:
+            return _line(below[-1], above[0], tokens)
+        first = above[0]
+        if len(above) == 1:  # how much of it does not depend on the size is not known
+            return first[1] if first[0] <= 4 * tokens else None
+        return min(max(_line(first, above[1], tokens), first[1] * tokens / first[0]), first[1])
 
     def tokens_within(self, seconds: float) -> int:
         """The most tokens whose step is sure to take at most `seconds`; 0 if not known.
@@ -61,6 +61,11 @@ class Rates:
     def token_seconds(self) -> float | None:
         """Seconds of one token in the most efficient step so far; None before the first."""
         return min((mean / count for count, mean in self._points.values()), default=None)
+
+
+def _line(left: tuple[float, float], right: tuple[float, float], x: float) -> float:
+    slope = (right[1] - left[1]) / (right[0] - left[0])
+    return left[1] + slope * (x - left[0])
 
 
 class Window:

@@ -493,7 +493,7 @@ class Scheduler:
         swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
         if not swapped:
             self.rates.note_step(tokens, seconds)
-        elif (usual := self.rates.seconds(max(tokens, 1), near=2 * tokens + 1)) is not None:
+        elif (usual := self.rates.seconds(tokens)) is not None:
             self.rates.note_copies(swapped, seconds - usual)
         if self._watching:
             self._watching.observe(self._gains(plan, planned, len(updates)))
