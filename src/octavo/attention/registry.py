@@ -1,5 +1,6 @@
 """Names of attention backends, the rule behind "auto", and the check of what a backend can do."""
 
+import importlib
 from collections.abc import Iterable
 from typing import cast
 
@@ -8,11 +9,12 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.errors import ConfigError, nearest
 
-# Name -> where the class is; a user's own classes are kept as they are.
+# Name -> where the class is, imported when asked for.
 _BUILT_IN = {
     "cpu": "octavo.attention.cpu:CpuAttention",
     "torch": "octavo.attention.torch_ref:TorchAttention",
 }
+# The one table that grows at run time: registering is what `register_attention_impl` is for.
 _registered: dict[str, type[AttentionBackend]] = {}
 
 
@@ -54,7 +56,7 @@ def create(
     (listing the known ones) and for a request beyond the backend's capabilities (saying which).
     """
     specs = list(specs)
-    wanted = ["torch"] if name == "auto" else [name]
+    wanted = ["cpu", "torch"] if name == "auto" else [name]
     reasons: list[str] = []
     for candidate in wanted:
         impl = _find(candidate)
@@ -72,11 +74,8 @@ def _find(name: str) -> type[AttentionBackend]:
         raise ConfigError(
             f"unknown attention_impl {name!r}; known: {', '.join(names())}{nearest(name, names())}"
         )
-    if name == "cpu":
-        from octavo.attention.cpu import CpuAttention as impl  # noqa: PLC0415  (imports numba)
-    else:
-        from octavo.attention.torch_ref import TorchAttention as impl  # type: ignore[assignment]
-    return cast("type[AttentionBackend]", impl)
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    return cast("type[AttentionBackend]", getattr(importlib.import_module(module), attribute))
 
 
 def _objections(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels import reference
+from octavo.kernels import cpu_jit, cpu_ops, reference
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -32,7 +32,21 @@ def select(device: str, dtype: torch.dtype) -> Ops:
 
     What has no kernel of its own runs the torch reference, and `explain` says so.
     """
-    return _reference(f"no kernels for {device} and {dtype}")
+    if device.partition(":")[0] == "cpu" and dtype in cpu_ops.DTYPES:
+        return _cpu(dtype)
+    return _reference(f"there are no kernels for {device} in {dtype}")
+
+
+def _cpu(dtype: torch.dtype) -> Ops:
+    ops = cpu_ops.CpuOps(dtype)
+    return Ops(
+        rms_norm=ops.rms_norm,
+        head_norm=ops.head_norm,
+        rope=ops.rope,
+        silu_and_mul=ops.silu_and_mul,
+        gelu_and_mul=ops.gelu_and_mul,
+        reason=f"compiled kernels for {dtype} on {cpu_jit.cpu()[0]}",
+    )
 
 
 def _reference(reason: str) -> Ops:

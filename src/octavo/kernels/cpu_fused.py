@@ -1,0 +1,246 @@
+"""What stands between the products of a layer, each in one pass over its rows.
+
+    rms_norm    r = x + residual, rounded and stored; y = r / sqrt(mean(r^2) + eps) * weight
+    activation  silu(gate) * up or gelu(gate) * up (tanh form) of [gate | up]
+    rope_write  head norm and rotary embedding of q (in place) and k, then k and v to the cache
+
+Arithmetic is float32, rounded when stored. Sums run lane by lane in a fixed order, so a row
+does not depend on the other rows. Each has a plain torch twin in `reference`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from octavo.kernels import cpu_layout as at
+from octavo.kernels.cpu_vector import (
+    LANES,
+    copy,
+    get32,
+    getd,
+    getf,
+    geti,
+    jit,
+    set32,
+    setf,
+    stack,
+    take,
+    vadd,
+    vdiv,
+    vexp2,
+    vfma,
+    vload,
+    vloadh,
+    vmin,
+    vmul,
+    vsplat,
+    vstore,
+    vstoreh,
+    vsub,
+    vsum,
+    zero,
+)  # fmt: skip
+
+_ONE = np.float32(1.0)
+_LOG2E = 1.4426950408889634
+
+
+def _memory(half: bool) -> tuple[int, Any, Any]:
+    """(bytes of a value, read, write) of up to LANES values of a row of which `left` are left."""
+    size = 2 if half else 4
+    get, put = (vloadh, vstoreh) if half else (vload, vstore)
+    spare = stack(LANES * 4)
+
+    @jit
+    def read(here, left):
+        if left >= LANES:
+            return get(here)
+        room = spare()
+        zero(room, LANES * 4)
+        copy(room, here, left * size)
+        return get(room)
+
+    @jit
+    def write(here, value, left):
+        if left >= LANES:
+            put(here, value)
+        else:
+            room = spare()
+            put(room, value)
+            copy(here, room, left * size)
+
+    return size, read, write
+
+
+def _by_rows(row: Any) -> Any:
+    """A kernel that calls row(arguments, index) for every row, CHUNK rows here a time."""
+
+    @jit
+    def work(a):
+        rows, chunk = geti(a + at.ROWS), geti(a + at.CHUNK)
+        first = take(a) * chunk
+        while first < rows:
+            for index in range(first, min(first + chunk, rows)):
+                row(a, index)
+            first = take(a) * chunk
+
+    def kernel(a: int) -> None:
+        work(a)
+
+    return kernel
+
+
+def rms_norm(dtype: str) -> Any:
+    """See `reference.rms_norm`; x, residual and out are [rows, size] without gaps."""
+    size, read, write = _memory(dtype == "bfloat16")
+
+    @jit
+    def row(a, index):
+        n = geti(a + at.N_SIZE)
+        start = index * n * size
+        x, out, weight = geti(a + at.N_X) + start, geti(a + at.N_OUT) + start, geti(a + at.N_WEIGHT)
+        residual = x
+        total = vsplat(np.float32(0.0))
+        if geti(a + at.N_RESIDUAL) != 0:
+            residual = geti(a + at.N_RESIDUAL) + start
+            for i in range(0, n, LANES):
+                here = residual + i * size
+                write(here, vadd(read(here, n - i), read(x + i * size, n - i)), n - i)
+                value = read(here, n - i)  # as rounded
+                total = vfma(value, value, total)
+        else:
+            for i in range(0, n, LANES):
+                value = read(x + i * size, n - i)
+                total = vfma(value, value, total)
+        mean = vsum(total) / np.float32(n) + np.float32(getd(a + at.N_EPS))
+        factor = vsplat(_ONE / np.sqrt(mean))
+        for i in range(0, n, LANES):
+            value = vmul(read(residual + i * size, n - i), factor)
+            write(out + i * size, vmul(value, read(weight + i * size, n - i)), n - i)
+
+    return _by_rows(row)
+
+
+def activation(variant: str) -> Any:
+    """`variant` is "silu-bfloat16" and so on; x [rows, 2 size], out [rows, size].
+
+    Both are g * sigmoid(u): u = g for silu, u = 2 sqrt(2 / pi) (g + 0.044715 g^3) for gelu.
+    """
+    name, _, dtype = variant.partition("-")
+    gelu = name == "gelu"
+    size, read, write = _memory(dtype == "bfloat16")
+
+    @jit
+    def row(a, index):
+        n = geti(a + at.A_SIZE)
+        gate, out = geti(a + at.A_X) + index * 2 * n * size, geti(a + at.A_OUT) + index * n * size
+        up = gate + n * size
+        one, most = vsplat(_ONE), vsplat(np.float32(126.0))
+        slope = vsplat(np.float32(-_LOG2E * (1.5957691216057308 if gelu else 1.0)))
+        cubic = vsplat(np.float32(0.044715))
+        for i in range(0, n, LANES):
+            g = read(gate + i * size, n - i)
+            u = vfma(vmul(cubic, vmul(g, g)), g, g) if gelu else g
+            below = vadd(one, vexp2(vmin(vmul(u, slope), most)))
+            value = vmul(vdiv(g, below), read(up + i * size, n - i))
+            write(out + i * size, value, n - i)
+
+    return _by_rows(row)
+
+
+def rope_write(dtype: str) -> Any:
+    """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
+
+    The cache's layout is that of `cpu_attention`. The norm's result is not rounded before rope.
+    k itself is changed only when there is no cache.
+    """
+    half = dtype == "bfloat16"
+    size, read, write = _memory(half)
+    pair = 2 if half else 1
+    widened, rounded = stack(1024 + LANES * 4), stack(1024 + LANES * 4)
+
+    @jit
+    def norm(x, head_dim, weight, eps):
+        total = vsplat(np.float32(0.0))
+        for i in range(0, head_dim, LANES):
+            value = vload(x + i * 4)
+            total = vfma(value, value, total)
+        factor = vsplat(_ONE / np.sqrt(vsum(total) / np.float32(head_dim) + np.float32(eps)))
+        for i in range(0, head_dim, LANES):
+            here = x + i * 4
+            vstore(here, vmul(vmul(vload(here), factor), read(weight + i * size, head_dim - i)))
+
+    @jit
+    def turn(x, cos, count):
+        y, sin = x + count * 4, cos + count * 4
+        whole = count // LANES * LANES * 4
+        for i in range(0, whole, LANES * 4):
+            first, second, c, s = vload(x + i), vload(y + i), vload(cos + i), vload(sin + i)
+            vstore(x + i, vsub(vmul(first, c), vmul(second, s)))
+            vstore(y + i, vfma(second, c, vmul(first, s)))
+        for i in range(whole, count * 4, 4):
+            one, two, cosine, sine = getf(x + i), getf(y + i), getf(cos + i), getf(sin + i)
+            setf(x + i, one * cosine - two * sine)
+            setf(y + i, two * cosine + one * sine)
+
+    @jit
+    def head(a, x, here, weight, cos):
+        """One head here `here`, widened, normed and turned, to the buffer x."""
+        head_dim = geti(a + at.R_HEAD_DIM)
+        for i in range(0, head_dim, LANES):
+            vstore(x + i * 4, read(here + i * size, head_dim - i))
+        if weight != 0:
+            norm(x, head_dim, weight, getd(a + at.R_EPS))
+        if cos != 0:
+            turn(x, cos, geti(a + at.R_HALF))
+
+    @jit
+    def put(x, to, head_dim):
+        for i in range(0, head_dim, LANES):
+            write(to + i * size, vload(x + i * 4), head_dim - i)
+
+    @jit
+    def store_k(x, cache, slot, block_size, head_dim, dim):
+        near = rounded()
+        put(x, near, head_dim)
+        zero(near + head_dim * size, (dim - head_dim) * size)
+        here = cache + slot * 4
+        for w in range(dim // pair):
+            set32(here + w * block_size * 4, get32(near + w * 4))
+
+    @jit
+    def store_v(v, cache, slot, block_size, head_dim, dim):
+        here = cache + block_size * dim * size + slot // pair * dim * 4 + slot % pair * size
+        for d in range(head_dim):
+            copy(here + d * 4, v + d * size, size)
+        for d in range(head_dim, dim):
+            zero(here + d * 4, size)
+
+    @jit
+    def row(a, index):
+        x, head_dim, kv_heads = widened(), geti(a + at.R_HEAD_DIM), geti(a + at.R_KV_HEADS)
+        cos, cache = geti(a + at.R_COS_SIN), geti(a + at.R_CACHE)
+        if cos != 0:
+            cos += geti(geti(a + at.R_POSITIONS) + index * 8) * geti(a + at.R_HALF) * 8
+        if geti(a + at.R_Q) != 0:
+            q = geti(a + at.R_Q) + index * geti(a + at.R_Q_STRIDE)
+            for h in range(geti(a + at.R_HEADS)):
+                head(a, x, q + h * head_dim * size, geti(a + at.R_Q_NORM), cos)
+                put(x, q + h * head_dim * size, head_dim)
+        if geti(a + at.R_K) == 0:
+            return
+        k = geti(a + at.R_K) + index * geti(a + at.R_K_STRIDE)
+        v = geti(a + at.R_V) + index * geti(a + at.R_V_STRIDE)
+        dim = (head_dim + 15) // 16 * 16
+        for h in range(kv_heads):
+            head(a, x, k + h * head_dim * size, geti(a + at.R_K_NORM), cos)
+            if cache == 0:
+                put(x, k + h * head_dim * size, head_dim)
+                continue
+            slot, block_size = geti(geti(a + at.R_SLOTS) + index * 8), geti(a + at.R_BLOCK_SIZE)
+            block = slot // block_size * kv_heads + h
+            to, slot = cache + block * 2 * block_size * dim * size, slot % block_size
+            store_k(x, to, slot, block_size, head_dim, dim)
+            store_v(v + h * head_dim * size, to, slot, block_size, head_dim, dim)
+
+    return _by_rows(row)

@@ -1,0 +1,66 @@
+"""What kernels and their callers agree on: argument slots, the items of attention, scratch.
+
+Free of Numba, so that compiled kernels can be called without importing it.
+"""
+
+# -- attention (see `cpu_attention`) -----------------------------------------------------------
+
+KEYS = 256  # keys of a piece: K and V of one head of 64 take 64 KB in bfloat16
+SUB = 32  # rows of a product; 32 x KEYS scores take 32 KB
+S_STRIDE = KEYS * 4 + 64  # one line more, so that rows do not fall on the same cache sets
+P_STRIDE = S_STRIDE
+
+# Byte offsets of the arguments, 8 bytes each. SCALE and CAP (0: none) are float64; WINDOW 0: none;
+# Q_STRIDE is bytes from token to token; TABLES are int32; SCRATCH_SIZE is bytes of each thread.
+# The first six change with every call, the others with every step: two formats of `struct`.
+(
+    COUNTER, THREAD, Q, Q_STRIDE, CACHE, OUT,
+    ITEMS, NUM_ITEMS, TABLES, SCRATCH, SCRATCH_SIZE, PARTIAL, BLOCK_SIZE, HEAD_DIM, HEADS,
+    KV_HEADS, WINDOW, SCALE, CAP,
+) = range(0, 19 * 8, 8)  # fmt: skip
+CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
+
+# Byte offsets in an item, 8 bytes each. TOKEN: its first query in the step; POSITION: that of
+# the first query in its sequence; TABLE: the row's block table, an entry counted from TABLES;
+# pieces FIRST..LAST-1. Where a query's pieces are shared by SHARES items, COUNT is the address
+# of their common counter, GROUP_FIRST..GROUP_LAST-1 all their pieces, and SHARED (in float32
+# from the argument PARTIAL) where [pieces, rows, dim + 16] of o, m, l is kept; else COUNT is 0.
+(
+    TOKEN, QUERIES, POSITION, KV_HEAD, TABLE, FIRST, LAST, COUNT, SHARES,
+    GROUP_FIRST, GROUP_LAST, SHARED,
+) = range(0, 12 * 8, 8)  # fmt: skip
+ITEM_SLOTS = 12
+
+# A thread's scratch: fixed parts, then at REST those that depend on the shape.
+CONFIG, K_AT, V_AT, STATS, S = 0, 64, 64 + 1024, 64 + 2048, 64 + 2048 + 256
+P = S + SUB * S_STRIDE
+REST = P + SUB * P_STRIDE
+
+
+def padded_dim(head_dim: int) -> int:
+    """Dimensions of a head as they lie in the cache."""
+    return -(-head_dim // 16) * 16
+
+
+def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> int:
+    """Bytes of scratch of one thread for items of up to `rows` rows (queries x groups)."""
+    dim, rows = -(-head_dim // 32) * 32, -(-rows // SUB) * SUB
+    q_and_sums = rows * dim * (itemsize + 4) + rows * 8
+    gathered = 2 * KEYS * dim * itemsize + block_size * dim * itemsize
+    return (REST + q_and_sums + SUB * dim * 4 + gathered + 4095) // 4096 * 4096
+
+
+# -- fused kernels (see `cpu_fused`) -----------------------------------------------------------
+
+# All begin with the counter, a slot not used, ROWS, and CHUNK: rows taken at a time. Addresses
+# may be 0 where something is absent. N_: rms_norm, A_: activation, R_: rope_write.
+ROWS, CHUNK = 16, 24
+N_X, N_RESIDUAL, N_WEIGHT, N_OUT, N_SIZE, N_EPS = range(32, 80, 8)
+NORM_FORMAT = "<9qd"
+A_X, A_OUT, A_SIZE = range(32, 56, 8)
+ACTIVATION_FORMAT = "<7q"
+(
+    R_Q, R_Q_STRIDE, R_K, R_K_STRIDE, R_V, R_V_STRIDE, R_COS_SIN, R_HALF, R_POSITIONS, R_CACHE,
+    R_SLOTS, R_BLOCK_SIZE, R_HEAD_DIM, R_HEADS, R_KV_HEADS, R_Q_NORM, R_K_NORM, R_EPS,
+) = range(32, 32 + 18 * 8, 8)  # fmt: skip
+ROPE_FORMAT = "<21qd"

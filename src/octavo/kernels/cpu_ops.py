@@ -1,0 +1,168 @@
+"""Torch tensors in, torch tensors out: the callers of the compiled CPU kernels.
+
+Signatures and meaning are those of `reference`. Inputs of another dtype, or with gaps inside a
+row, go to the reference. Rows are spread over threads from about 16 thousand values on: below,
+one thread is done before a second one has started.
+"""
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+
+from octavo.kernels import cpu_jit, cpu_layout, reference
+from octavo.kernels.cpu_jit import Kernel
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPES = tuple(_NAMES)
+_PARALLEL_FROM = 16384  # values
+_pack_norm = struct.Struct(cpu_layout.NORM_FORMAT).pack
+_pack_activation = struct.Struct(cpu_layout.ACTIVATION_FORMAT).pack
+_pack_rope = struct.Struct(cpu_layout.ROPE_FORMAT).pack
+
+
+@cache
+def kernel(maker: str, variant: str) -> Kernel:
+    """The kernel of `cpu_fused` or `cpu_attention` of that name and variant."""
+    module = "cpu_attention" if maker == "attention" else "cpu_fused"
+    return Kernel(f"octavo.kernels.{module}:{maker}", variant)
+
+
+def _share(rows: int, values: int) -> tuple[int, int]:
+    """(threads, rows taken at a time) for `rows` rows of `values` values."""
+    if rows == 1 or rows * values < _PARALLEL_FROM:
+        return 1, rows
+    threads = min(cpu_jit.threads(), rows)
+    return threads, max(1, rows // (threads * 4)) if threads > 1 else rows
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOps:
+    """The fused kernels of one dtype."""
+
+    dtype: torch.dtype
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `reference.rms_norm`."""
+        if not (x.is_contiguous() and x.dtype == weight.dtype == self.dtype):
+            return reference.rms_norm(x, weight, eps, residual)
+        if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
+            return reference.rms_norm(x, weight, eps, residual)
+        rows, size = x.shape
+        out = torch.empty_like(x)
+        threads, chunk = _share(rows, size)
+        at = 0 if residual is None else residual.data_ptr()
+        arguments = _pack_norm(
+            0, 0, rows, chunk, x.data_ptr(), at, weight.data_ptr(), out.data_ptr(), size, eps
+        )
+        kernel("rms_norm", _NAMES[self.dtype]).run(arguments, threads)
+        return out, x if residual is None else residual
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `reference.silu_and_mul`."""
+        return self._activation("silu", gate_up)
+
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `reference.gelu_and_mul`."""
+        return self._activation("gelu", gate_up)
+
+    def _activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+        gate_up = gate_up.contiguous()
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, size), dtype=self.dtype)
+        threads, chunk = _share(rows, 2 * size)
+        arguments = _pack_activation(0, 0, rows, chunk, gate_up.data_ptr(), out.data_ptr(), size)
+        kernel("activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
+        return out
+
+    def rope(
+        self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """See `reference.rope`."""
+        if not (self._fits(q) and self._fits(k)):
+            reference.rope(q, k, cos_sin, positions)
+            return
+        rope_write(q, k, k, cos_sin, positions)
+
+    def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """See `reference.head_norm`."""
+        if not self._fits(x):
+            reference.head_norm(x, weight, eps)
+            return
+        rope_write(x, None, None, None, None, q_norm=weight, eps=eps)
+
+    def _fits(self, x: torch.Tensor) -> bool:
+        return x.dtype == self.dtype and in_rows(x)
+
+
+def in_rows(x: torch.Tensor) -> bool:
+    """Whether each token of x [tokens, heads, head_dim] is without gaps."""
+    return x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
+
+
+def rope_write(
+    q: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    cache: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    block_size: int = 1,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Head norms, rope, cache write: whatever is given, in one pass (see `cpu_fused.rope_write`).
+
+    Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype.
+    """
+    some = q if q is not None else k
+    assert some is not None
+    tokens, _, head_dim = some.shape
+    heads = 0 if q is None else q.shape[1]
+    kv_heads = 0 if k is None else k.shape[1]
+    size = some.element_size()
+    threads, chunk = _share(tokens, (heads + 2 * kv_heads) * head_dim)
+
+    def at(x: torch.Tensor | None) -> int:
+        return 0 if x is None else x.data_ptr()
+
+    def stride(x: torch.Tensor | None) -> int:
+        return 0 if x is None else x.stride(0) * size
+
+    arguments = _pack_rope(
+        0, 0, tokens, chunk, at(q), stride(q), at(k), stride(k), at(v), stride(v), at(cos_sin),
+        0 if cos_sin is None else cos_sin.shape[1] // 2, at(positions), at(cache), at(slots),
+        block_size, head_dim, heads, kv_heads, at(q_norm), at(k_norm), eps,
+    )  # fmt: skip
+    kernel("rope_write", _NAMES[some.dtype]).run(arguments, threads)
+
+
+@lru_cache(maxsize=1)
+def has_tiles() -> bool:
+    """Whether this processor has AMX for bfloat16 and the system lets this process use it.
+
+    Linux keeps the tile registers off until a process asks (arch_prctl, ARCH_REQ_XCOMP_PERM,
+    feature 18: tile data); without that the first instruction would end the process.
+    """
+    features = cpu_jit.cpu()[1]
+    if not {"amx-tile", "amx-bf16", "avx512bf16"} <= features:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def attention_kind(dtype: torch.dtype) -> str:
+    """Variant of the attention kernel for `dtype`: "float32", "bfloat16" or "tiles"."""
+    return "tiles" if dtype == torch.bfloat16 and has_tiles() else _NAMES[dtype]

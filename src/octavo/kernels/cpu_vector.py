@@ -1,0 +1,361 @@
+"""Vectors, raw memory and fast functions for Numba kernels, as LLVM code.
+
+Numba has no vector type and no stack arrays, and whether its loops become vector code is luck;
+so the kernels name their vectors. `Vec` is LANES floats in one register: 16 with AVX-512, else
+8 (two NEON registers on ARM). An address is an int64; memory is float32 or bfloat16 (`HALF`,
+widened when loaded and rounded to nearest even when stored). Every function here works on any
+processor; what has an instruction of its own uses it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+from octavo.kernels import cpu_jit
+
+FEATURES = cpu_jit.cpu()[1]
+LANES = 16 if "avx512f" in FEATURES else 8
+HAS_DOT = LANES == 16 and "avx512bf16" in FEATURES
+HAS_TILES = HAS_DOT and {"amx-tile", "amx-bf16"} <= FEATURES
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
+VF = ir.VectorType(F32, LANES)
+VI = ir.VectorType(I32, LANES)
+VH = ir.VectorType(I16, LANES)
+
+# 2^f on [-0.5, 0.5] as 1 + f * (C1 + f * (C2 + ...)): least squares, relative error 9e-8.
+EXP2 = (0.69314697758, 0.24022242072, 0.05550733773, 0.00967151326, 0.00132647184)
+
+
+class _VecType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name=f"Vec{LANES}")
+
+
+Vec = _VecType()
+
+
+@register_model(_VecType)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, VF)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A helper that Numba compiles into the kernels that call it."""
+    return numba.njit(error_model="numpy")(function)
+
+
+def op(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of `emit(builder, *values)`, a function that writes LLVM code."""
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def typed(context: Any, *given: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = emit(builder, *values)
+                return context.get_dummy_value() if value is None else value
+
+            return result(*arguments), codegen
+
+        # Numba takes the number of arguments from the signature.
+        typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]
+        typed.__name__ = emit.__name__
+        return intrinsic(typed)
+
+    return wrap
+
+
+# -- LLVM code -----------------------------------------------------------------------------
+
+
+def call(b: Any, name: str, result: Any, *values: Any) -> Any:
+    """Call an LLVM function by name, declaring it on first use."""
+    function = b.module.globals.get(name)
+    if function is None:
+        function = ir.Function(b.module, ir.FunctionType(result, [v.type for v in values]), name)
+    return b.call(function, values)
+
+
+def pointer(b: Any, address: Any, kind: Any) -> Any:
+    return b.inttoptr(address, kind.as_pointer())
+
+
+def offset(b: Any, address: Any, nbytes: int) -> Any:
+    return b.add(address, ir.Constant(I64, nbytes)) if nbytes else address
+
+
+def load(b: Any, address: Any, kind: Any) -> Any:
+    return b.load(pointer(b, address, kind), align=1)
+
+
+def store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, pointer(b, address, value.type), align=1)
+
+
+def splat(b: Any, scalar: Any, lanes: int = LANES) -> Any:
+    kind = ir.VectorType(scalar.type, lanes)
+    zero = ir.Constant(I32, 0)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, zero)
+    mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
+
+
+def const(value: float) -> Any:
+    return ir.Constant(VF, [value] * LANES)
+
+
+def consti(value: int) -> Any:
+    return ir.Constant(VI, [value] * LANES)
+
+
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    return call(b, f"llvm.fma.v{LANES}f32", VF, x, y, z)
+
+
+def widen(b: Any, half: Any) -> Any:
+    return b.bitcast(b.shl(b.zext(half, VI), consti(16)), VF)
+
+
+def narrow(b: Any, value: Any) -> Any:
+    """Round to bfloat16, to nearest even; NaN stays NaN."""
+    if HAS_DOT:
+        return call(b, "llvm.x86.avx512bf16.cvtneps2bf16.512", VH, value)
+    bits = b.bitcast(value, VI)
+    even = b.and_(b.lshr(bits, consti(16)), consti(1))
+    rounded = b.lshr(b.add(b.add(bits, consti(0x7FFF)), even), consti(16))
+    nan = b.fcmp_unordered("uno", value, value)
+    return b.trunc(b.select(nan, consti(0x7FC0), rounded), VH)
+
+
+def lane_ids() -> Any:
+    return ir.Constant(VI, list(range(LANES)))
+
+
+def loop(b: Any, count: Any, carried: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
+    """for i in range(count): carried = body(i, *carried); at least one turn. Returns carried."""
+    before = b.block
+    head = b.append_basic_block("turn")
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), before)
+    phis = []
+    for value in carried:
+        phi = b.phi(value.type)
+        phi.add_incoming(value, before)
+        phis.append(phi)
+    values = body(index, *phis)
+    following = b.add(index, ir.Constant(I64, 1))
+    index.add_incoming(following, b.block)
+    for phi, value in zip(phis, values, strict=True):
+        phi.add_incoming(value, b.block)
+    after = b.append_basic_block("done")
+    b.cbranch(b.icmp_signed("<", following, count), head, after)
+    b.position_at_end(after)
+    return values
+
+
+# -- what kernels call ------------------------------------------------------------------------
+
+
+@op(types.int64, types.int64)
+def geti(b, address):
+    return b.load(pointer(b, address, I64))
+
+
+@op(types.void, types.int64, types.int64)
+def seti(b, address, value):
+    b.store(value, pointer(b, address, I64))
+
+
+@op(types.int64, types.int64)
+def get32(b, address):
+    return b.sext(load(b, address, I32), I64)
+
+
+@op(types.void, types.int64, types.int64)
+def set32(b, address, value):
+    store(b, b.trunc(value, I32), address)
+
+
+@op(types.float64, types.int64)
+def getd(b, address):
+    return load(b, address, ir.DoubleType())
+
+
+@op(types.float32, types.int64)
+def getf(b, address):
+    return load(b, address, F32)
+
+
+@op(types.void, types.int64, types.float32)
+def setf(b, address, value):
+    store(b, value, address)
+
+
+@op(types.int64, types.int64)
+def take(b, address):
+    """Add 1 to the integer at `address`, atomically; returns what it was."""
+    return b.atomic_rmw("add", pointer(b, address, I64), ir.Constant(I64, 1), "seq_cst")
+
+
+@op(types.float32, types.int64)
+def geth(b, address):
+    """A bfloat16."""
+    bits = b.shl(b.zext(load(b, address, I16), I32), ir.Constant(I32, 16))
+    return b.bitcast(bits, F32)
+
+
+@op(types.void, types.int64, types.float32)
+def seth(b, address, value):
+    wide = narrow(b, splat(b, value))
+    store(b, b.extract_element(wide, ir.Constant(I32, 0)), address)
+
+
+@op(types.void, types.int64, types.int64, types.int64)
+def copy(b, target, source, nbytes):
+    """memcpy."""
+    flag = ir.Constant(ir.IntType(1), 0)
+    to, frm = pointer(b, target, I8), pointer(b, source, I8)
+    call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), to, frm, nbytes, flag)
+
+
+@op(types.void, types.int64, types.int64)
+def zero(b, target, nbytes):
+    flag, byte = ir.Constant(ir.IntType(1), 0), ir.Constant(I8, 0)
+    call(b, "llvm.memset.p0.i64", ir.VoidType(), pointer(b, target, I8), byte, nbytes, flag)
+
+
+def stack(nbytes: int) -> Any:
+    """A function that gives the address of `nbytes` of stack; another one at each call site."""
+
+    @op(types.int64)
+    def buffer(b):
+        with b.goto_entry_block():
+            memory = b.alloca(ir.ArrayType(I8, nbytes))
+            memory.align = 64
+        return b.ptrtoint(memory, I64)
+
+    return buffer
+
+
+@op(types.void, types.int64)
+def prefetch(b, address):
+    one, three = ir.Constant(I32, 1), ir.Constant(I32, 3)
+    where = pointer(b, address, I8)
+    call(b, "llvm.prefetch.p0", ir.VoidType(), where, ir.Constant(I32, 0), three, one)
+
+
+@op(Vec, types.int64)
+def vload(b, address):
+    return load(b, address, VF)
+
+
+@op(types.void, types.int64, Vec)
+def vstore(b, address, value):
+    store(b, value, address)
+
+
+@op(Vec, types.int64)
+def vloadh(b, address):
+    """LANES bfloat16, widened."""
+    return widen(b, load(b, address, VH))
+
+
+@op(types.void, types.int64, Vec)
+def vstoreh(b, address, value):
+    store(b, narrow(b, value), address)
+
+
+@op(Vec, types.float32)
+def vsplat(b, value):
+    return splat(b, value)
+
+
+@op(Vec, Vec, Vec)
+def vadd(b, x, y):
+    return b.fadd(x, y)
+
+
+@op(Vec, Vec, Vec)
+def vsub(b, x, y):
+    return b.fsub(x, y)
+
+
+@op(Vec, Vec, Vec)
+def vmul(b, x, y):
+    return b.fmul(x, y)
+
+
+@op(Vec, Vec, Vec)
+def vdiv(b, x, y):
+    return b.fdiv(x, y)
+
+
+@op(Vec, Vec, Vec, Vec)
+def vfma(b, x, y, z):
+    """x * y + z, rounded once."""
+    return fma(b, x, y, z)
+
+
+@op(Vec, Vec, Vec)
+def vmax(b, x, y):
+    """The larger of each pair; y where either is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@op(Vec, Vec, Vec)
+def vmin(b, x, y):
+    """The smaller of each pair; y where either is NaN."""
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
+@op(Vec, Vec, types.int64, types.int64, types.float32)
+def vkeep(b, x, low, high, fill):
+    """Lanes low <= i < high of x, `fill` in the others."""
+    ids = lane_ids()
+    above = b.icmp_signed(">=", ids, splat(b, b.trunc(low, I32)))
+    below = b.icmp_signed("<", ids, splat(b, b.trunc(high, I32)))
+    return b.select(b.and_(above, below), x, splat(b, fill))
+
+
+@op(Vec, Vec)
+def vexp2(b, x):
+    """2^x, relative error about 1e-7; 0 below -126.5; NaN stays. For x up to 127.4."""
+    low = b.select(b.fcmp_ordered("<", x, const(-127.0)), const(-127.0), x)
+    whole = call(b, f"llvm.roundeven.v{LANES}f32", VF, low)
+    part = b.fsub(low, whole)
+    value = const(EXP2[-1])
+    for factor in (*EXP2[-2::-1], 1.0):
+        value = fma(b, value, part, const(factor))
+    power = b.shl(b.add(b.fptosi(whole, VI), consti(127)), consti(23))
+    return b.fmul(value, b.bitcast(power, VF))
+
+
+def _reduce(b: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Halve the vector until one lane is left: a fixed order."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        mask = ir.Constant(VI, [(i + width) % LANES for i in range(LANES)])
+        value = join(value, b.shuffle_vector(value, ir.Constant(VF, ir.Undefined), mask))
+    return b.extract_element(value, ir.Constant(I32, 0))
+
+
+@op(types.float32, Vec)
+def vsum(b, x):
+    """Sum of the lanes, by halves."""
+    return _reduce(b, x, b.fadd)
+
+
+@op(types.float32, Vec)
+def vtop(b, x):
+    """The largest lane."""
+    return _reduce(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
