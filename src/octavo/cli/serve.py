@@ -1,0 +1,37 @@
+"""`octavo serve`: an OpenAI-compatible server."""
+
+import argparse
+from dataclasses import fields
+
+from octavo.cli.arguments import Parser, add_engine_flags, engine_options
+from octavo.config import EngineConfig, ServerConfig, add_flags
+from octavo.log import api_key_from_environment, configure
+
+# vLLM's name for a flag of ours.
+_ALIASES = {
+    "--scheduling-policy": ("scheduler", str),
+    "--shutdown-timeout": ("drain_timeout", float),
+}
+
+
+def add_arguments(parser: Parser) -> None:
+    add_engine_flags(parser)
+    group = parser.add_argument_group("server")
+    add_flags(group, ServerConfig)
+    for flag, (name, kind) in _ALIASES.items():
+        group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS,
+                           help=f"the same as --{name.replace('_', '-')}")  # fmt: skip
+    group.add_argument("--enable-log-requests", dest="log_requests", action="store_true",
+                       default=argparse.SUPPRESS, help="the same as --log-requests")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    configure()
+    given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
+    given.setdefault("api_key", api_key_from_environment())
+    options = ServerConfig(**given)
+    config = EngineConfig.from_options({"model": args.model, **engine_options(args, ("model",))})
+    # Imported late, so that a wrong flag does not wait for the web framework.
+    from octavo.server.run import serve
+
+    return serve(config, options)

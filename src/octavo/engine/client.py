@@ -1,0 +1,394 @@
+"""The web process's side of the engine: submit, stream, abort, health.
+
+One task reads the engine's reports and turns them into text (`engine.output`); each batch of
+requests has one place where its news waits. News that is not read is merged into what waits, so
+a slow reader costs the tokens of its own answer and no more, and everyone else nothing.
+
+The engine's death reaches everybody at once: batches in flight raise EngineDeadError, so does
+every later submit, and `died` is set. A process that shows no sign of life for `FREEZE_SECONDS`
+(stopped, or swapped out) fails what is in flight in the same way, until it is heard of again.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from octavo.config import EngineConfig
+from octavo.core.plan import RunnerLimits
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Dead,
+    FinishChoice,
+    Launch,
+    Ready,
+    Refused,
+    Report,
+    Stats,
+    Step,
+    Stop,
+)
+from octavo.engine.output import OutputProcessor
+from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
+from octavo.log import get_logger
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.params import SamplingParams
+from octavo.text.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
+
+EXECUTOR = "octavo.engine.executor:create_executor"
+FREEZE_SECONDS = 5.0
+_TICK_SECONDS = 0.5
+_EXIT_SECONDS = 5.0
+_LAST_WORD_SECONDS = 0.2
+
+SocketT = TypeVar("SocketT", bound="zmq.Socket[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request, admitted: its prompt as ids, and as text where it came as text."""
+
+    token_ids: Sequence[int]
+    params: SamplingParams
+    prompt: str | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Batch:
+    """The outputs of requests that were submitted together, as `(position, output)` pairs.
+
+    Iterate once. Each pair holds what is new of one request since its last pair. Ends when all
+    have ended. Raises EngineError when one of them fails. `close` aborts what has not ended.
+    """
+
+    def __init__(self, client: "EngineClient", ids: Sequence[str]) -> None:
+        self._client = client
+        self._position = {request_id: i for i, request_id in enumerate(ids)}
+        self._open = dict.fromkeys(ids)
+        self._news: dict[str, RequestOutput] = {}
+        self._failure: Exception | None = None
+        self._event = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """What is new of one request; merged into what was not read yet."""
+        waiting = self._news.get(output.request_id)
+        self._news[output.request_id] = output if waiting is None else merge(waiting, output)
+        self._event.set()
+
+    def fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._event.set()
+
+    def close(self) -> None:
+        self._client.abandon(list(self._open))
+        self._open.clear()
+
+    def __aiter__(self) -> "Batch":
+        return self
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        while self._open:
+            if self._failure:
+                raise self._failure
+            if self._news:
+                request_id = next(iter(self._news))
+                output = self._news.pop(request_id)
+                if output.error is not None:
+                    raise EngineError(output.error)
+                if output.finished:
+                    del self._open[request_id]
+                return self._position[request_id], output
+            self._event.clear()
+            await self._event.wait()
+        raise StopAsyncIteration
+
+
+def merge(old: RequestOutput, new: RequestOutput) -> RequestOutput:
+    """Two deltas of one request as one. `old` is changed and returned."""
+    choices = {choice.index: choice for choice in old.outputs}
+    for choice in new.outputs:
+        if choice.index in choices:
+            _append(choices[choice.index], choice)
+        else:
+            old.outputs.append(choice)
+    old.prompt_logprobs = new.prompt_logprobs or old.prompt_logprobs
+    old.num_cached_tokens = new.num_cached_tokens or old.num_cached_tokens
+    old.finished, old.metrics, old.error = new.finished, new.metrics, new.error
+    return old
+
+
+def _append(old: CompletionOutput, new: CompletionOutput) -> None:
+    old.text += new.text
+    old.token_ids.extend(new.token_ids)
+    if new.logprobs:
+        old.logprobs = [*(old.logprobs or ()), *new.logprobs]
+    old.cumulative_logprob = new.cumulative_logprob
+    old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+
+
+class EngineClient:
+    """Starts an engine process and talks to it. Lives on one event loop."""
+
+    def __init__(self, config: EngineConfig, executor: str = EXECUTOR) -> None:
+        self.config = config
+        self.died = asyncio.Event()
+        self.reason: str | None = None  # why the engine is dead
+        self.on_stats: Callable[[Stats], None] = _ignore
+        self._launch_executor = executor
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._silent_ticks = 0
+        self._ids = itertools.count()
+        self._batches: dict[str, Batch] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Report)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, tokenizer: Callable[[], Tokenizer]) -> None:
+        """Start the process, wait until the model is loaded. `tokenizer` runs meanwhile.
+
+        Raises ConfigError when the engine cannot start as asked, EngineDeadError otherwise.
+        """
+        self._folder = tempfile.mkdtemp(prefix="octavo-")  # only its owner may enter it
+        self._context = zmq.asyncio.Context()
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
+        self._inbox = self._bound(plain.socket(zmq.PUSH), "inbox")
+        self._outbox = self._bound(self._context.socket(zmq.PULL), "outbox")
+        self._process = self._spawn()
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        try:
+            self.tokenizer = await asyncio.to_thread(tokenizer)
+            self._outputs = OutputProcessor(self.tokenizer)
+            ready = await self._ready
+        except BaseException:
+            await self.close()
+            raise
+        self.limits: RunnerLimits = ready.limits
+        self.explain: Mapping[str, str] = ready.explain
+
+    def _bound(self, socket: SocketT, name: str) -> SocketT:
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(self._address(name))
+        return socket
+
+    def _address(self, name: str) -> str:
+        return f"ipc://{self._folder}/{name}"
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        launch = Launch(
+            self.config, self._address("inbox"), self._address("outbox"), self._launch_executor
+        )
+        # Its standard input stays open for as long as this process lives; a session of its own
+        # keeps a terminal's Ctrl-C from it.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.engine.process"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        process.stdin.flush()
+        loop = asyncio.get_running_loop()
+        args = (process, loop, self._exited)
+        threading.Thread(target=_wait_for, args=args, daemon=True).start()
+        return process
+
+    # Requests.
+
+    def check_room(self, count: int) -> None:
+        """Raise QueueFullError unless `count` more requests fit, EngineDeadError if none can."""
+        self._check_alive()
+        limit = self.config.max_num_seqs + self.config.waiting_limit
+        if len(self._batches) + count > limit:
+            raise QueueFullError(
+                f"{len(self._batches)} requests are in flight and {count} more would exceed the "
+                f"limit of {limit} (max_num_seqs + max_waiting); try again later"
+            )
+
+    def submit(self, jobs: Sequence[Job]) -> Batch:
+        """Send admitted requests to the engine, all or none.
+
+        Raises QueueFullError when they do not fit in the queue, EngineDeadError.
+        """
+        self.check_room(len(jobs))
+        now = time.monotonic()
+        ids = [f"r{next(self._ids)}" for _ in jobs]
+        batch = Batch(self, ids)
+        for request_id, job in zip(ids, jobs, strict=True):
+            self._outputs.add(request_id, job.prompt, job.token_ids, job.params, now)
+            self._batches[request_id] = batch
+            self._send(
+                Add(
+                    request_id,
+                    job.token_ids,
+                    job.params,
+                    now,
+                    priority=job.priority,
+                    cache_salt=job.cache_salt,
+                    bad_words=job.bad_words,
+                )
+            )
+        return batch
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Abort what is still in flight of these."""
+        known = [i for i in request_ids if self._batches.pop(i, None)]
+        for request_id in known:
+            self._outputs.abort(request_id)
+        if known and self.reason is None:
+            self._send(Abort(known))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._batches)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the engine answers nothing at the moment; None when it is well."""
+        if self.reason is not None:
+            return self.reason
+        if not self._ready.done():
+            return "the model is being loaded"
+        if self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS:
+            return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
+        return None
+
+    def fail_all(self, error: Exception) -> None:
+        """End everything in flight with `error`."""
+        batches, self._batches = dict(self._batches), {}
+        for request_id, batch in batches.items():
+            self._outputs.abort(request_id)
+            batch.fail(error)
+        if batches and self.reason is None:
+            self._send(Abort(list(batches)))
+
+    async def close(self) -> None:
+        """Stop the process and wait for its end; kill it if it does not come."""
+        if not self._ready.done():
+            self._process.kill()  # it listens only once the model is loaded
+        if self.reason is None:
+            self._send(Stop())
+            self._die("it was told to stop")
+        with contextlib.suppress(OSError):  # its end of the pipe may be gone
+            self._stdin_close()
+        try:
+            await asyncio.to_thread(self._process.wait, _EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine process does not stop; it is killed")
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._inbox.close()
+        self._outbox.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stdin_close(self) -> None:
+        if self._process.stdin:
+            self._process.stdin.close()
+
+    def _check_alive(self) -> None:
+        if (trouble := self.trouble) is not None:
+            raise EngineDeadError(trouble)
+
+    def _send(self, command: Command) -> None:
+        with contextlib.suppress(zmq.Again):  # nobody reads: the process has not begun, or ended
+            self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    # Reports.
+
+    async def _receive(self) -> None:
+        while True:
+            report = self._decoder.decode(await self._outbox.recv())
+            self._silent_ticks = 0
+            self._handle(report)
+            await asyncio.sleep(0)  # a message that is there already does not yield
+
+    def _handle(self, report: Report) -> None:
+        if isinstance(report, Step):
+            self._step(report)
+        elif isinstance(report, Stats):
+            self.on_stats(report)
+        elif isinstance(report, Refused):
+            if batch := self._batches.pop(report.request_id, None):
+                self._outputs.abort(report.request_id)
+                batch.fail(RequestError(report.message, report.param))
+        elif isinstance(report, Ready):
+            self._ready.set_result(report)
+        elif isinstance(report, Dead):
+            self._die(report.reason, report.config_fault)
+
+    def _step(self, step: Step) -> None:
+        # Updates of requests that were abandoned meanwhile are not for anybody.
+        updates = [u for u in step.updates if u.request_id in self._batches]
+        outputs, stops = self._outputs.process(updates, time.monotonic())
+        for request_id, index in stops:
+            self._send(FinishChoice(request_id, index))
+        for output in outputs:
+            batch = self._batches[output.request_id]
+            if output.finished:
+                del self._batches[output.request_id]
+            batch.put(output)
+
+    # Life and death.
+
+    async def _watch(self) -> None:
+        """Count ticks without a word; ticks, not time, so that our own pauses do not count."""
+        await asyncio.shield(self._ready)
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._silent_ticks += 1
+            if self._batches and (trouble := self.trouble):
+                logger.error("%s; requests in flight fail", trouble)
+                self.fail_all(EngineDeadError(trouble))
+
+    def _exited(self, code: int) -> None:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        # Its own last word, if there is one, is on the way and says more.
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LAST_WORD_SECONDS, self._die, f"its process ended with {how}")
+
+    def _die(self, reason: str, config_fault: bool = False) -> None:
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if not self._ready.done():
+            error = ConfigError(reason) if config_fault else EngineDeadError(reason)
+            self._ready.set_exception(error)
+        self.fail_all(EngineDeadError(reason))
+        self.died.set()
+
+
+def _wait_for(
+    process: "subprocess.Popen[bytes]",
+    loop: asyncio.AbstractEventLoop,
+    exited: Callable[[int], None],
+) -> None:
+    code = process.wait()
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(exited, code)
+
+
+def _ignore(stats: Stats) -> None:
+    """Statistics that nobody asked for."""

@@ -1,0 +1,207 @@
+"""The engine's own process: inbox, loop, outbox, death notice.
+
+Between two steps it reads every command that has come, and never waits while there is work: what
+it sends is handed to ZeroMQ's own thread, so a step never waits for a socket. Idle, it sleeps on
+the inbox. It leaves when it is told to, or when its standard input ends, which is how it learns
+that the web process is gone, however that died. Signals are the web process's business.
+
+Exit code 0: told to stop. 1: it died, and its last message said why.
+"""
+
+import signal
+import sys
+import threading
+import time
+from importlib import import_module
+from typing import IO
+
+import msgspec
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.core.policy import create_policy
+from octavo.engine.engine import Engine
+from octavo.engine.executor import Executor
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Beat,
+    Command,
+    Dead,
+    FinishChoice,
+    Launch,
+    Ready,
+    Refused,
+    Report,
+    Stats,
+    Step,
+)
+from octavo.errors import ConfigError, OctavoError, RequestError
+from octavo.log import configure, get_logger
+
+logger = get_logger("octavo.engine.process")  # __name__ is __main__ here
+
+BEAT_SECONDS = 0.5
+STATS_SECONDS = 0.25
+_LINGER_MS = 2000
+
+
+class Outbox:
+    """Sends reports. One thread owns one outbox."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)  # never blocks; what waits is bounded by the requests' lengths
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, report: Report) -> None:
+        self._socket.send(self._encoder.encode(report), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Loop:
+    """Commands in, steps, reports out, until `Stop` comes or the parent is gone."""
+
+    def __init__(
+        self, engine: Engine, inbox: "zmq.Socket[bytes]", outbox: Outbox, parent: IO[bytes]
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._outbox = outbox
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._parent = parent.fileno()
+        self._poller = zmq.Poller()
+        self._poller.register(inbox, zmq.POLLIN)
+        self._poller.register(self._parent, zmq.POLLIN)
+        self._stats_due = 0.0
+        self._stop = False
+
+    def run(self) -> None:
+        """Raises EngineDeadError when a step fails."""
+        while not self._stop:
+            self._read(wait=not self._engine.has_work())
+            if self._engine.has_work():
+                if updates := self._engine.step():
+                    self._outbox.send(Step(updates))
+                self._report(time.monotonic())
+
+    def _read(self, wait: bool) -> None:
+        """Act on all commands that have come; `wait` for one if nothing is to be done."""
+        ready = dict(self._poller.poll(0))
+        if wait and not ready:
+            self._stats_due = 0.0
+            self._report(time.monotonic())
+            ready = dict(self._poller.poll(None))
+        if self._inbox in ready:
+            self._read_inbox()
+        if self._parent in ready and not self._stop:
+            logger.warning("the web process is gone; the engine stops")
+            self._stop = True
+
+    def _read_inbox(self) -> None:
+        while not self._stop:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._act(self._decoder.decode(frame))
+
+    def _act(self, command: Command) -> None:
+        if isinstance(command, Add):
+            self._add(command)
+        elif isinstance(command, Abort):
+            for request_id in command.request_ids:
+                self._engine.abort(request_id)
+        elif isinstance(command, FinishChoice):
+            self._engine.finish_choice(command.request_id, command.index)
+        else:
+            self._stop = True
+
+    def _add(self, command: Add) -> None:
+        try:
+            self._engine.add_request(
+                command.request_id,
+                command.prompt_token_ids,
+                command.params,
+                arrival_time=command.arrival_time,
+                priority=command.priority,
+                cache_salt=command.cache_salt,
+                deadline=command.deadline,
+                bad_words=command.bad_words,
+            )
+        except RequestError as error:
+            self._outbox.send(Refused(command.request_id, str(error), error.param))
+
+    def _report(self, now: float) -> None:
+        if now >= self._stats_due:
+            self._stats_due = now + STATS_SECONDS
+            recorder = self._engine.recorder
+            stats = recorder.snapshot(self._engine.scheduler, now, percentiles=False)
+            self._outbox.send(Stats(stats, recorder.drain()))
+
+
+def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threading.Event) -> None:
+    """Tell that the process runs, from a thread of its own: a step may take long."""
+    outbox = Outbox(context, address)
+    while not done.wait(BEAT_SECONDS):
+        outbox.send(Beat())
+    outbox.close()
+
+
+def _load(launch: Launch) -> Engine:
+    module, _, name = launch.executor.partition(":")
+    executor: Executor = getattr(import_module(module), name)(launch.config)
+    # The web side bounds the queue, because only there a refusal can still become a status.
+    config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
+    return Engine(config, executor, create_policy(config.scheduler))
+
+
+def serve(launch: Launch, parent: IO[bytes]) -> int:
+    """Load, report, loop. Returns the exit code."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outbox = Outbox(context, launch.outbox)
+    done = threading.Event()
+    beat = threading.Thread(target=_beat, args=(context, launch.outbox, done), daemon=True)
+    inbox = context.socket(zmq.PULL)
+    inbox.set_hwm(0)
+    inbox.connect(launch.inbox)
+    try:
+        engine = _load(launch)
+        outbox.send(Ready(engine.limits, engine.executor.explain()))
+        beat.start()
+        Loop(engine, inbox, outbox, parent).run()
+        engine.close()
+        return 0
+    except OctavoError as error:
+        outbox.send(Dead(getattr(error, "reason", str(error)), isinstance(error, ConfigError)))
+        return 1
+    except BaseException as error:
+        logger.exception("the engine process fails")
+        outbox.send(Dead(f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        done.set()
+        if beat.is_alive():
+            beat.join()
+        inbox.close(linger=0)
+        outbox.close()
+        context.term()
+
+
+def main() -> int:
+    """The process's entry: reads its Launch from standard input, which it then watches."""
+    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the web process
+    # drains first and then says Stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure()
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    return serve(launch, sys.stdin.buffer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

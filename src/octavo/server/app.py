@@ -1,0 +1,183 @@
+"""The application: routes, errors in one shape, and what stands before them.
+
+Routes are thin: each hands the request to a function of its own module. The OpenAPI document is
+made from the same structs that parse the bodies.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from octavo.log import get_logger
+from octavo.server.chat import create_chat
+from octavo.server.completions import create_completion
+from octavo.server.errors import HTTPError, unavailable
+from octavo.server.middleware import BodyLimit, KeyGuard
+from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
+from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from octavo.server.replies import ChatCompletion, Completion
+from octavo.server.service import Service
+from octavo.server.sse import log_fault
+from octavo.version import __version__
+
+logger = get_logger(__name__)
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+# method, path, handler, body, reply
+_ROUTES: tuple[tuple[str, str, Handler, type | None, type | None], ...] = (
+    ("POST", "/v1/completions", create_completion, CompletionBody, Completion),
+    ("POST", "/v1/chat/completions", create_chat, ChatBody, ChatCompletion),
+    ("GET", "/v1/models", list_models, None, None),
+    ("GET", "/v1/models/{name:path}", get_model, None, None),
+    ("POST", "/tokenize", tokenize, TokenizeBody, None),
+    ("POST", "/detokenize", detokenize, DetokenizeBody, None),
+)
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 while the engine answers; 503 with the reason while it does not."""
+    if trouble := service.trouble():
+        return _error_response(unavailable(trouble, "unavailable"))
+    return Response(status_code=200)
+
+
+async def version(service: Service, request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    text = await asyncio.to_thread(service.metrics.text)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application over a service, whose engine may still be loading."""
+    app = FastAPI(
+        title="Octavo",
+        version=__version__,
+        description="OpenAI-compatible server",
+        redoc_url=None,
+        root_path=service.options.root_path,
+        redirect_slashes=False,
+    )
+    routes: list[tuple[str, str, Handler, type | None, type | None]] = [
+        *_ROUTES,
+        ("GET", "/health", health, None, None),
+        ("GET", "/version", version, None, None),
+        ("GET", "/metrics", metrics, None, None),
+    ]
+    structs = [kind for _, _, _, *kinds in routes for kind in kinds if kind]
+    schemas, components = msgspec.json.schema_components(
+        structs, ref_template="#/components/schemas/{name}"
+    )
+    known = dict(zip(structs, schemas, strict=True))
+    for method, path, handler, body, reply in routes:
+        app.add_api_route(
+            path,
+            _endpoint(handler, service),
+            methods=[method, "HEAD"] if path == "/health" else [method],
+            response_class=Response,
+            name=getattr(handler, "__name__", path),
+            openapi_extra=_describe(body and known[body], reply and known[reply]),
+        )
+    app.add_exception_handler(HTTPException, _framework_error)
+    _describe_components(app, components)
+    return _guarded(app, service)
+
+
+def _guarded(app: FastAPI, service: Service) -> ASGIApp:
+    options = service.options
+    guarded: ASGIApp = BodyLimit(app, options.max_body_mb)
+    guarded = KeyGuard(guarded, options.api_key, options.root_path)
+    if options.allowed_origins:
+        origins = [origin.strip() for origin in options.allowed_origins.split(",")]
+        guarded = CORSMiddleware(
+            guarded, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return guarded
+
+
+def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(service, request)
+        except Exception as error:  # noqa: BLE001 - told to the client, and logged
+            fault = log_fault(error)
+            logger.info(
+                "%s %s refused: %d %s param=%r", request.method, request.url.path[:100],
+                fault.status, fault.code, fault.param,
+            )  # fmt: skip
+            return _error_response(fault)
+
+    return endpoint
+
+
+async def _framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return _error_response(HTTPError(error.status_code, text, code=code, headers=error.headers))
+
+
+def _error_response(fault: HTTPError) -> Response:
+    return Response(fault.json(), fault.status, fault.headers, "application/json")
+
+
+# --- the OpenAPI document
+
+
+def _describe(body: Any, reply: Any) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answer: dict[str, Any] = {"description": "the answer"}
+    if reply:
+        answer = {
+            "description": "the answer, or with `stream` its chunks as events",
+            "content": {
+                "application/json": {"schema": reply},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        }
+    found: dict[str, Any] = {
+        "responses": {
+            "200": answer,
+            "4XX": {"description": "the request is at fault", "content": error},
+            "5XX": {"description": "the server is at fault", "content": error},
+        }
+    }
+    if body:
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
+    return found
+
+
+def _describe_components(app: FastAPI, components: dict[str, Any]) -> None:
+    text, null = {"type": "string"}, {"type": "null"}
+    error = {
+        "message": text,
+        "type": text,
+        "param": {"anyOf": [text, null]},
+        "code": text,
+    }
+    shape = {"type": "object", "properties": error, "required": list(error)}
+    components["Error"] = {
+        "type": "object",
+        "properties": {"error": shape},
+        "required": ["error"],
+    }
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

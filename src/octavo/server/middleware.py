@@ -1,0 +1,120 @@
+"""What every request passes before a route sees it: the key, and the size of its body.
+
+Plain ASGI, because a wrapper that copies streams would hide the client's disconnect.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.errors import HTTPError
+
+# Answered without a key: it says only whether the engine lives.
+OPEN_PATHS = frozenset(("/health",))
+BODY_SECONDS = 60.0
+_MB = 1 << 20
+
+
+async def refuse(fault: HTTPError, send: Send) -> None:
+    """Answer with `fault`. What is still coming of the body is dropped by the HTTP server."""
+    body = fault.json()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **fault.headers,
+    }
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": fault.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+class KeyGuard:
+    """Asks for `Authorization: Bearer KEY` on every path but `/health`; compares in constant time.
+
+    Paths are compared as they are: no variant of a path is open by accident, because nothing is
+    open but the one exact path.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, root_path: str = "") -> None:
+        self._app = app
+        self._key = key.encode() if key else None
+        self._open = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._key is None or self._allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        fault = HTTPError(
+            401,
+            "a valid API key is needed: send the header 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await refuse(fault, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        return scope["path"] in self._open or self._matches(scope["headers"])
+
+    def _matches(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) != 1 or self._key is None:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        # Both are checked, so that the time does not tell a wrong scheme from a wrong key.
+        same = hmac.compare_digest(key, self._key)
+        return scheme.lower() == b"bearer" and same
+
+
+class BodyLimit:
+    """Refuses bodies above `max_mb` MiB before they are read, and those that never end."""
+
+    def __init__(self, app: ASGIApp, max_mb: float) -> None:
+        self._app = app
+        self._limit = int(max_mb * _MB)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if _declared(scope["headers"]) > self._limit:
+            await refuse(self._too_large(), send)
+            return
+        await self._app(scope, self._counted(receive), send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        seen, complete = 0, False
+
+        async def counted() -> Message:
+            nonlocal seen, complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            except asyncio.TimeoutError:
+                raise HTTPError(
+                    408, f"the body did not come within {BODY_SECONDS:g} s", code="timeout"
+                ) from None
+            seen += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if seen > self._limit:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> HTTPError:
+        return HTTPError(
+            413,
+            f"the body is larger than the limit of {self._limit} bytes (--max-body-mb)",
+            code="body_too_large",
+        )
+
+
+def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The Content-Length, or 0 where there is none (or none that the HTTP parser let pass)."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

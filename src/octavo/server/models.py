@@ -1,0 +1,66 @@
+"""The small routes: which models are served, and a prompt's tokens without an answer."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import RequestError
+from octavo.server.protocol import DetokenizeBody, TokenizeBody
+from octavo.server.service import Service
+from octavo.server.sse import to_json
+
+
+def json_response(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "octavo",
+        "max_model_len": service.limits.max_model_len if service.ready else None,
+    }
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    return json_response(
+        {"object": "list", "data": [_card(service, name) for name in service.names]}
+    )
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    return json_response(_card(service, service.check_model(request.path_params["name"])))
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """The ids that a completion's `prompt` or a chat's `messages` would have."""
+    body = await service.read(request, TokenizeBody)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", "prompt")
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise RequestError("add_special_tokens needs prompt", "add_special_tokens")
+        ids = (await service.render(body, body.messages)).token_ids
+    else:
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} needs messages", name)
+        ids = await service.encode(body.prompt or "", body.add_special_tokens is not False)
+    reply = {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        reply["token_strs"] = [service.tokenizer.token_text(i) for i in ids]
+    return json_response(reply)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    body = await service.read(request, DetokenizeBody)
+    service.check_model(body.model)
+    last = service.limits.vocab_size - 1
+    if not all(0 <= token <= last for token in body.tokens):
+        raise RequestError(f"tokens must be ids from 0 to {last}", "tokens")
+    text = await service.in_thread(service.tokenizer.decode, body.tokens, False)
+    return json_response({"prompt": text})

@@ -1,0 +1,392 @@
+"""What comes in over HTTP: typed request bodies, and the sampling parameters they ask for.
+
+A body is strict JSON: no duplicate keys, no NaN, no lone surrogates. `null` is the same as
+absent. A field that is not known, or known but not supported, is refused by name; a short list
+of OpenAI's fields that ask for nothing here is accepted. Ranges are checked in one place,
+`SamplingParams`; this module checks names and types.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from octavo.errors import RequestError, RequestTypeError, nearest
+from octavo.params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
+
+# OpenAI's bookkeeping fields: they change nothing in an answer, so clients may send them.
+NO_OPS = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+)
+
+# Known fields that are refused, with the values that ask for nothing and so may be sent.
+Refused = dict[str, tuple[object, ...]]
+
+
+def _refused(names: str, **harmless: object) -> Refused:
+    never: Refused = dict.fromkeys(names.split(), ())
+    return never | {name: (value,) for name, value in harmless.items()}
+
+
+_UNSUPPORTED = _refused(
+    "structured_outputs guided_json guided_regex guided_choice guided_grammar "
+    "guided_decoding_backend guided_whitespace_pattern truncate_prompt_tokens truncation_side "
+    "logprob_token_ids session_id kv_transfer_params vllm_xargs repetition_detection "
+    "thinking_token_budget",
+    response_format={"type": "text"},
+    return_prompt_text=False,
+    stream_interval=1,
+    use_beam_search=False,
+    length_penalty=1.0,
+    early_stopping=False,
+    spaces_between_special_tokens=True,
+)
+_UNSUPPORTED_CHAT = _UNSUPPORTED | _refused(
+    "parallel_tool_calls chat_template best_of reasoning_effort include_reasoning audio "
+    "prediction verbosity web_search_options",
+    tools=[],
+    tool_choice="none",
+    functions=[],
+    function_call="none",
+    documents=[],
+    echo=False,
+    add_special_tokens=False,
+    modalities=["text"],
+)
+# Clients send an assistant's message back as they got it, with everything that it did not use.
+_UNSUPPORTED_MESSAGE = _refused(
+    "tool_call_id function_call refusal audio reasoning reasoning_content",
+    tool_calls=[],
+    annotations=[],
+)
+_MESSAGE_FIELDS = ("role", "content", "name")
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    """A request body, or an object inside one."""
+
+
+class StreamOptions(_Body, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # OpenAI's padding against eavesdroppers: no effect
+
+
+class _Generation(_Body, kw_only=True):
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionBody(_Generation, kw_only=True):
+    """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatBody(_Generation, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class TokenizeBody(_Body, kw_only=True):
+    """`POST /tokenize`: `prompt`, or `messages` as a chat would have them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+_REFUSED: dict[type[_Body], Refused] = {
+    CompletionBody: _UNSUPPORTED | _refused("best_of suffix"),
+    ChatBody: _UNSUPPORTED_CHAT,
+    TokenizeBody: _refused("chat_template", tools=[]),
+    DetokenizeBody: {},
+}
+
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
+    """The body `raw` as a `kind`. Raises RequestError or RequestTypeError naming the field."""
+    oddities: list[str] = []
+    fields = _kept(_load_object(raw, oddities), kind.__struct_fields__, _REFUSED[kind])
+    if isinstance(options := fields.get("stream_options"), dict):
+        known = StreamOptions.__struct_fields__
+        fields["stream_options"] = _kept(options, known, {}, "stream_options.")
+    if isinstance(messages := fields.get("messages"), list):
+        fields["messages"] = [_message(item, i) for i, item in enumerate(messages)]
+    try:
+        body = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), fields)
+    if oddities:
+        raise RequestError(f"the body is not valid JSON: it holds {oddities[0]}")
+    return body
+
+
+class _NotANumber:
+    """Stands for NaN, Infinity or 1e999 until the check of its field can name it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text[:20]
+
+
+def _load_object(raw: bytes, oddities: list[str]) -> dict[str, Any]:
+    """The JSON object in `raw`. Numbers that are none are also listed in `oddities`."""
+
+    def odd(text: str) -> _NotANumber:
+        oddities.append(text[:20])
+        return _NotANumber(text)
+
+    def real(text: str) -> float | _NotANumber:
+        value = float(text)
+        return value if math.isfinite(value) else odd(text)
+
+    try:
+        value = json.loads(
+            raw.decode(), object_pairs_hook=_unique, parse_constant=odd, parse_float=real
+        )
+        if not oddities and b"\\ud" in raw.lower():
+            msgspec.json.decode(raw)  # refuses half a surrogate pair, which Python lets through
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise RequestError("the body is not valid JSON: nested too deeply") from None
+    except msgspec.DecodeError:
+        raise RequestError("the body is not valid JSON: half a surrogate pair") from None
+    except RequestError:
+        raise
+    except ValueError as error:  # also of integers with thousands of digits
+        raise RequestError(f"the body is not valid JSON: {str(error)[:100]}") from None
+    if not isinstance(value, dict):
+        raise RequestTypeError(f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise RequestError(f"the field {_short(name)} is given twice", name[:60])
+            seen.add(name)
+    return found
+
+
+def _kept(
+    fields: Mapping[str, Any],
+    known: Sequence[str],
+    refused: Refused,
+    where: str = "",
+) -> dict[str, Any]:
+    """The fields to look at: known, and not null. Raises RequestError for those to refuse."""
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in known:
+            if value is not None:
+                kept[name] = value
+        elif name in refused:
+            if value is not None and not _neutral(value, refused[name]):
+                raise RequestError(f"{where}{name} is not supported by this server", where + name)
+        elif name not in NO_OPS or where:
+            hint = nearest(name[:60], known)
+            raise RequestError(f"unknown field {where}{name[:60]!r}{hint}", where + name[:60])
+    return kept
+
+
+def _message(item: object, index: int) -> object:
+    if not isinstance(item, dict):
+        return item
+    return _kept(item, _MESSAGE_FIELDS, _UNSUPPORTED_MESSAGE, f"messages[{index}].")
+
+
+def _neutral(value: object, harmless: tuple[object, ...]) -> bool:
+    return any(value == item and type(value) is type(item) for item in harmless)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
+    """Turn msgspec's complaint, such as `Expected ..., got ... - at $.a[0].b`, into ours."""
+    reason, _, place = text.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".").replace("[...]", "")
+    if missing := re.match(r"Object missing required field `(.*)`", reason):
+        name = f"{path}.{missing[1]}" if path else missing[1]
+        raise RequestError(f"{name} is missing", name)
+    wanted = reason.replace("`", "").replace(" | null", "").replace("Expected", "expected")
+    wanted = wanted.replace("_NotANumber", "what is not a JSON number")
+    value = fields.get(path)
+    had = f": {_short(value)}" if isinstance(value, (str, int, float, bool)) else ""
+    raise RequestTypeError(f"{path or 'the body'}: {wanted}{had}", path or None)
+
+
+# --- from a body to SamplingParams
+
+_SHARED = tuple(
+    name
+    for name in _Generation.__struct_fields__
+    if name in SamplingParams.__dataclass_fields__ and name not in ("logit_bias", "logprobs")
+)
+
+
+def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
+    """What `body` asks for; `defaults` (the model's own) fill the fields that it leaves out."""
+    _check_stream(body)
+    options = dict(defaults)
+    for name in _SHARED:
+        if (value := getattr(body, name)) is not None:
+            options[name] = value
+    if body.logit_bias is not None:
+        options["logit_bias"] = _bias(body.logit_bias)
+    if isinstance(body, ChatBody):
+        options["max_tokens"] = _chat_limit(body)
+        options["logprobs"] = _chat_logprobs(body)
+    else:
+        options.update(_completion_options(body))
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**options, output_kind=kind)
+
+
+def _completion_options(body: CompletionBody) -> dict[str, Any]:
+    changed: dict[str, Any] = {"logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None:
+        changed["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    if body.echo and body.max_tokens == 0:
+        if body.min_tokens:
+            raise RequestError("min_tokens must be 0 with max_tokens 0", "min_tokens")
+        # Scoring only: the engine has to make one token, which is not shown.
+        changed["max_tokens"] = 1
+    return changed
+
+
+def _check_stream(body: _Generation) -> None:
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise RequestError("stream_options needs stream: true", "stream_options")
+    if body.stream_options.continuous_usage_stats and not body.stream_options.include_usage:
+        raise RequestError(
+            "continuous_usage_stats needs include_usage: true",
+            "stream_options.continuous_usage_stats",
+        )
+
+
+def _chat_limit(body: ChatBody) -> int | None:
+    limit, old = body.max_completion_tokens, body.max_tokens
+    if limit is None:
+        return old
+    if old is not None and old != limit:
+        raise RequestError(
+            f"max_completion_tokens ({_short(limit)}) and max_tokens ({_short(old)}) differ; "
+            "give one of them",
+            "max_completion_tokens",
+        )
+    if limit < 1:
+        raise RequestError(
+            f"max_completion_tokens must be at least 1, not {_short(limit)}",
+            "max_completion_tokens",
+        )
+    return limit
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    top = body.top_logprobs
+    if top is not None:
+        if not body.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= top <= MAX_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {_short(top)}",
+                "top_logprobs",
+            )
+    return (top or 0) if body.logprobs else None
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, amount in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise RequestError(
+                f"logit_bias keys must be token ids (integers from 0), not {_short(key)}",
+                "logit_bias",
+            )
+        bias[int(key)] = amount
+    return bias
+
+
+def prompts(body: CompletionBody) -> list[str | list[int]]:
+    """Each prompt of a completion, as text or as token ids. Raises RequestError for mixtures."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("prompt is an empty list; give text or token ids", "prompt")
+    if all(isinstance(item, int) for item in given):
+        return [[item for item in given if isinstance(item, int)]]
+    found: list[str | list[int]] = []
+    for item in given:
+        if isinstance(item, int):
+            raise RequestTypeError(
+                "prompt must be text, token ids, or a list of either; ids and texts are mixed",
+                "prompt",
+            )
+        found.append(item)
+    return found

@@ -1,0 +1,115 @@
+"""What goes out over HTTP: the shapes of answers, of the chunks of a stream, and their JSON.
+
+One struct serves a whole answer and a chunk of a stream: a field that is UNSET is not sent.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from octavo.outputs import FinishReason
+
+Reason = FinishReason | None
+Maybe = msgspec.UnsetType
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
+        return cls(prompt, completion, prompt + completion, {"cached_tokens": cached})
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel arrays; `text_offset` counts characters from the start of `text`."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    finish_reason: Reason
+    stop_reason: int | str | None
+    logprobs: CompletionLogprobs | None = None
+    token_ids: Sequence[int] | Maybe = UNSET
+    prompt_token_ids: Sequence[int] | Maybe = UNSET
+    prompt_logprobs: Any = UNSET
+
+
+class Completion(msgspec.Struct):
+    """A whole completion, or one chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | Maybe | None = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct):
+    """`role` only in the first delta of a choice."""
+
+    content: str | Maybe = UNSET
+    role: str | Maybe = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """`message` in a whole answer, `delta` in a chunk."""
+
+    index: int
+    finish_reason: Reason
+    stop_reason: int | str | None
+    message: ChatMessage | Maybe = UNSET
+    delta: ChatDelta | Maybe = UNSET
+    logprobs: ChatLogprobs | None = None
+    token_ids: Sequence[int] | Maybe = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """A whole chat answer, or one chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage | Maybe | None = UNSET
+    prompt_token_ids: Sequence[int] | Maybe = UNSET
+    prompt_logprobs: Any = UNSET

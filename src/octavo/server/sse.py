@@ -1,0 +1,181 @@
+"""Answers that take a while: whole or as server-sent events, given up when the client is gone.
+
+Both run the same race: the work against the client's disconnect. A closed or reset connection,
+also one closed for writing only, cancels the work at once, whose clean-up aborts the request in
+the engine. A client that reads nothing for `stall_timeout` seconds is treated as gone: what it
+does not read waits in the request's one output (see `engine.client`), not in a growing queue.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.log import get_logger
+from octavo.server.errors import HTTPError, fault_of
+
+logger = get_logger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_JSON = [(b"content-type", b"application/json")]
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encoder = msgspec.json.Encoder()
+Headers = list[tuple[bytes, bytes]]
+Close = Callable[[Exception | None], None]
+
+
+def to_json(value: Any) -> bytes:
+    """JSON on one line, also for readers that break lines at U+0085, U+2028 and U+2029."""
+    text = _encoder.encode(value)
+    if text.isascii():
+        return text
+    text = text.replace(b"\xc2\x85", b"\\u0085")
+    return text.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % to_json(value)
+
+
+class Answer(Response):
+    """An ASGI response whose body is made while the client waits: `make` gives the value.
+
+    `close` is called once, at the end, with the error that the client was told, if any.
+    """
+
+    def __init__(self, make: Coroutine[Any, Any, Any], headers: Headers, close: Close) -> None:
+        super().__init__()
+        self._make = make
+        self._extra = headers
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._make)
+        error: Exception | None = None
+        try:
+            if await _gone_first(work, receive):
+                return
+            failed = work.exception()
+            error = failed if isinstance(failed, Exception) else None
+        finally:
+            self._close(error)
+        status, headers = 200, self._extra
+        if error is None:
+            body = to_json(work.result())
+        else:
+            fault = log_fault(error)
+            status, body = fault.status, fault.json()
+            headers = [*headers, *((k.encode(), v.encode()) for k, v in fault.headers.items())]
+        length = (b"content-length", str(len(body)).encode())
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [*_JSON, length, *headers]}
+        )
+        await send({"type": "http.response.body", "body": body})
+
+
+class EventStream(Response):
+    """An ASGI response that sends each value of `values` as an event, and then `[DONE]`.
+
+    An error of `values` is sent as one event of the error shape. `close` is as in `Answer`.
+    """
+
+    def __init__(
+        self,
+        values: AsyncGenerator[Any, None],
+        headers: Headers,
+        close: Close,
+        stall_timeout: float,
+    ) -> None:
+        super().__init__()
+        self._values = values
+        self._extra = headers
+        self._close = close
+        self._error: Exception | None = None
+        self._stall_timeout = stall_timeout
+        self._sending_since: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._write(send))
+        try:
+            gone = await _gone_first(work, receive, self._stalled, self._stall_timeout / 4)
+        finally:
+            self._close(self._error)
+        if not gone:
+            work.result()
+
+    async def _write(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def put(body: bytes, more: bool = True) -> None:
+            self._sending_since = loop.time()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sending_since = None
+
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*_EVENTS, *self._extra],
+            }
+        )
+        try:
+            async for value in self._values:
+                await put(event(value))
+        except Exception as error:  # noqa: BLE001 - told to the client, and logged
+            self._error = error
+            await put(event(log_fault(error).body()))
+        finally:
+            await self._values.aclose()
+        await put(DONE, more=False)
+
+    def _stalled(self) -> bool:
+        since = self._sending_since
+        late = since is not None and (
+            asyncio.get_running_loop().time() - since > self._stall_timeout
+        )
+        if late:
+            logger.warning("a client read nothing for %g s; its stream ends", self._stall_timeout)
+        return late
+
+
+def log_fault(error: Exception) -> HTTPError:
+    """The fault to tell the client; our own unexpected errors go to the log with their trace."""
+    fault = fault_of(error)
+    if fault.code == "internal_error":
+        logger.error("a request failed", exc_info=error)
+    return fault
+
+
+async def _gone_first(
+    work: asyncio.Future[Any],
+    receive: Receive,
+    stalled: Callable[[], bool] | None = None,
+    interval: float | None = None,
+) -> bool:
+    """Wait for `work`. True if the client went away or stalled before: `work` is then cancelled."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        while True:
+            await asyncio.wait({work, gone}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return False
+            if gone.done() or (stalled and stalled()):
+                return True
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
