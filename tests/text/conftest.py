@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -170,3 +171,14 @@ def smollm2() -> Path:
     if found is None:
         pytest.skip("the embedded model is not in the cache: run `octavo pull smollm2`")
     return found
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2: Path) -> Any:
+    """transformers' tokenizer of that file, without the quarter minute its public door takes."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    architecture, described, settings = get_gguf_tokenizer(str(smollm2))
+    backend, _ = convert_gguf_tokenizer(architecture, described)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)

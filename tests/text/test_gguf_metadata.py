@@ -63,7 +63,7 @@ def test_a_file_cut_off_anywhere_in_its_header_is_an_error(tmp_path: Path) -> No
     path = write(tmp_path / "a.gguf")
     data, end = path.read_bytes(), read_gguf_header(path).offset
     cut = tmp_path / "cut.gguf"
-    for size in range(end):
+    for size in [*range(0, end, 7), *range(24, 100), end - 1]:
         cut.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             read_gguf_header(cut)
@@ -78,7 +78,7 @@ def test_flipped_bytes_are_an_error_or_another_value_and_never_a_huge_allocation
     path = tmp_path / "flipped.gguf"
     tracemalloc.start()
     refused = 0
-    for _ in range(1500):
+    for _ in range(400):
         changed = bytearray(data)
         for _ in range(rng.randint(1, 4)):
             changed[rng.randrange(4, end)] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
@@ -89,7 +89,7 @@ def test_flipped_bytes_are_an_error_or_another_value_and_never_a_huge_allocation
             refused += 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert refused > 300
+    assert refused > 80
     assert peak < 10_000_000
 
 

@@ -179,7 +179,10 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         clean["content"] = _content(clean["content"], f"{where}.content")
     elif not (role == "assistant" and clean.get("tool_calls")):
         raise RequestError(f"{where}.content is missing", f"{where}.content")
-    for i, call in enumerate(clean.get("tool_calls", ())):
+    calls = clean.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise RequestTypeError(f"{where}.tool_calls must be a list", f"{where}.tool_calls")
+    for i, call in enumerate(calls):
         _open_arguments(call, f"{where}.tool_calls[{i}]")
     return clean
 

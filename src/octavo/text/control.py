@@ -1,7 +1,7 @@
 """The spellings of special tokens, and how a text is kept from making one."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tokenizers import AddedToken
 
@@ -13,12 +13,18 @@ class ControlTokens:
         self.ids = {token.content: i for i, token in tokens.items() if token.content}
         longest_first = sorted(self.ids, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self.starts = {text[:n] for text in self.ids for n in range(1, len(text))}
-        self.ends = {text[n:] for text in self.ids for n in range(1, len(text))}
+        self.starts = self._parts(lambda text, n: text[:n])
+        self.ends = self._parts(lambda text, n: text[n:])
         self.reach = max(map(len, self.ids), default=0)
         self.strips = {
             text: (bool(tokens[i].lstrip), bool(tokens[i].rstrip)) for text, i in self.ids.items()
         }
+
+    def _parts(self, part: Callable[[str, int], str]) -> set[str]:
+        """Proper parts of the spellings. Mere letters are left out: `so` of a token `sop` begins
+        nothing by itself, and templates look at such words."""
+        found = {part(text, n) for text in self.ids for n in range(1, len(text))}
+        return {text for text in found if not text.isalnum()}
 
     def cuts(self, text: str) -> list[int]:
         """The places in `text` where a mark keeps it from being, or helping to make, a special

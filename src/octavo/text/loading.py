@@ -81,7 +81,16 @@ def _from_spm(file: Path, config: Mapping[str, Any], templates: dict[str, str]) 
     own = {name: texts[i] for name, i in ids.items() if i is not None and i < len(texts)}
     # SentencePiece models add BOS unless their config says otherwise.
     config = {"add_bos_token": "bos_token" in own, **own, **config}
-    return _finish(file, sentencepiece(model.pieces), config, templates)
+    return _finish(file, _sentencepiece(file, model.pieces), config, templates)
+
+
+def _sentencepiece(file: Path, pieces: Pieces) -> tokenizers.Tokenizer:
+    try:
+        return sentencepiece(pieces)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare Exception for parts that do not fit
+        raise CheckpointError(f"{file}: the tokenizer's parts do not fit: {error}") from error
 
 
 def _finish(
@@ -154,7 +163,8 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
         merges = _listed(path, metadata, "merges", str)
         backend, add_bos = byte_level_bpe(tokens, merges, kinds, rule), rule.add_bos
     else:
-        backend, add_bos = sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, ids)), True
+        pieces = _gguf_pieces(path, metadata, tokens, kinds, ids)
+        backend, add_bos = _sentencepiece(path, pieces), True
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
              "padding": "pad_token"}  # fmt: skip
     return Parts(

@@ -34,7 +34,9 @@ _MAX_BITS = 4096
 _MAX_DEPTH = 200
 # A name that no template can write, and so can neither read nor replace.
 _BUDGET = "octavo budget"
-_WIDE = re.compile(r"\d{6}|\*")
+# Widths of six digits, or taken from an argument, in the two languages of formats.
+_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\d{6}|\*)")
+_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\d{6}|\{)")
 
 
 class Budget:
@@ -167,7 +169,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             if hasattr(size, "__len__") and isinstance(count, int):
                 budget.charge(max(count, 0) * len(size))
         elif operator == "%" and isinstance(left, str):
-            _plain_format(left)
+            _check_widths(_WIDE_PERCENT, left)
             budget.weigh((left, right))
         elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
             budget.charge(len(left) + len(right))
@@ -178,6 +180,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             _charge_method(_budget(__context), owner, __obj.__name__, args)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_widths(_WIDE_BRACES, str(value.__self__))
+        return wrapped
 
     def call_filter(
         self,
@@ -208,16 +216,14 @@ def _charge_method(budget: Budget, owner: str, name: str, args: tuple[Any, ...])
         budget.charge(_copies(owner, args[0]) * len(str(args[1])))
     elif name == "join" and args and hasattr(args[0], "__len__"):
         budget.charge(len(owner) * len(args[0]))
-    elif name.startswith("format"):
-        _plain_format(owner)
 
 
 def _copies(text: str, old: Any) -> int:
     return len(text) + 1 if old == "" else text.count(str(old))
 
 
-def _plain_format(text: str) -> None:
-    if _WIDE.search(text):
+def _check_widths(wide: re.Pattern[str], text: str) -> None:
+    if wide.search(text):
         raise SecurityError("the template formats with a width that is too large")
 
 

@@ -35,7 +35,7 @@ def read_spm_model(path: Path, *, always_prefix: bool) -> SpmModel:
     """
     try:
         return _model(path, path.read_bytes(), always_prefix)
-    except (IndexError, struct.error, UnicodeDecodeError, AttributeError) as error:
+    except (LookupError, struct.error, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
 
 
