@@ -3,7 +3,8 @@
 Ids are those of `kit.write_tokenizer`: bytes, then BOS, EOS, EOT, then pieces. In a prompt,
 `[[65, 66]]` scripts the answer's ids (the last such list counts; then end-of-text), and words
 give orders: `!raise` fails the step, `!kill` the process, `!stop` freezes it, `!fail` fails
-this row alone, `!slow` takes 20 ms a token. Without a script the answer is the alphabet, round and round.
+this row alone, `!slow` takes 20 ms a token. Without a script the answer is the alphabet, round
+and round.
 
 `python tests/fake_engine.py ...` is `octavo serve ...` over this executor.
 """

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import kit
 import pytest
 
+import kit
 from octavo.config import EngineConfig, ServerConfig
 from octavo.server.run import Runner, bind
 from octavo.server.service import Service

@@ -16,6 +16,10 @@ def ends(events, index=0):
     return [r for r in reasons if r is not None]
 
 
+def chained(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
 def both(server, prompt, **fields):
     """(text, finish_reason, stop_reason), asserted to be equal whole and streamed."""
     whole = server.complete(prompt, **fields)["choices"][0]
@@ -243,7 +247,7 @@ def test_lgp_06_echo_with_every_logprobs_and_max_tokens(server):
             events = server.stream(given, **fields)
             text, (reason,) = joined(events), ends(events)
             parts = [c["logprobs"] for e in events for c in e["choices"]]
-            arrays = parts[0] and {name: sum((p[name] for p in parts), []) for name in parts[0]}
+            arrays = parts[0] and {name: chained(p[name] for p in parts) for name in parts[0]}
         else:
             reply = server.complete(given, **fields)
             choice = reply["choices"][0]
@@ -281,7 +285,7 @@ def test_prompt_logprobs_and_token_ids(server):
     first = events[0]["choices"][0]
     assert first["prompt_logprobs"] == whole["prompt_logprobs"]
     assert first["prompt_token_ids"] == whole["prompt_token_ids"]
-    assert sum((e["choices"][0]["token_ids"] for e in events), []) == whole["token_ids"]
+    assert chained(e["choices"][0]["token_ids"] for e in events) == whole["token_ids"]
 
 
 def test_tokens_as_token_ids(server):

@@ -39,6 +39,15 @@ def refused(raw, kind=CompletionBody):
     return caught.value
 
 
+def outcome(fields, kind=CompletionBody):
+    """The RequestError of a body; None if it is good. Any other exception is a fault."""
+    try:
+        sampling_params(parse(json.dumps(fields).encode(), kind), {})
+    except RequestError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -113,11 +122,8 @@ def test_lim_06_wrong_types_name_the_field(field, value):
 @pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("value", [1.5, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400])
 def test_lim_06_ranges_are_kept_or_refused_by_name(field, value):
-    try:
-        sampling_params(completion(**{field: value}), {})
-    except RequestError as error:
-        assert error.param == field
-        assert len(str(error)) < 300
+    error = outcome({"prompt": "x", field: value})
+    assert error is None or (error.param == field and len(str(error)) < 300)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,8 @@ def test_other_bodies():
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
 FIELDS = sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})
@@ -296,8 +303,5 @@ FIELDS = sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.sampled_from([0, 1]))
 def test_lim_06_any_body_parses_or_is_refused(fields, which):
     kind = (CompletionBody, ChatBody)[which]
-    raw = json.dumps(fields).encode("utf-8", "surrogatepass")
-    try:
-        sampling_params(parse(raw, kind), {})
-    except RequestError as error:
-        assert str(error)
+    error = outcome(fields, kind)
+    assert error is None or str(error)
