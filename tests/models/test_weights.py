@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from octavo.errors import CheckpointError
 from octavo.models.files import ModelFiles
-from octavo.models.weights import StoredTensor, open_tensors
+from octavo.models.weights import StoredTensor, open_checkpoint
 
 TENSORS = {
     "a": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -26,7 +26,7 @@ TENSORS = {
 
 def opened(path: Path) -> dict[str, StoredTensor]:
     root = path if path.suffix == ".gguf" else path.parent
-    return open_tensors(ModelFiles(str(path), root, (path,)))
+    return dict(open_checkpoint(ModelFiles(str(path), root, (path,))).tensors)
 
 
 def values(tensor: StoredTensor) -> torch.Tensor:

@@ -26,18 +26,28 @@ _PROBE_COLUMNS = 16
 
 
 class StableRows(dict[int, int]):
-    """Row count -> the count to call `product` with, so that a row always has the same bits.
+    """Row count -> the count to call a product of one shape with, so that a row keeps its bits.
 
     A larger number: pad to it. A smaller one: work in pieces of it. Found by trying each count
     once, on inputs whose outputs cancel to their rounding errors, so that any other order of
     summation shows in the bits.
     """
 
+    _product: Product
+    _inputs: torch.Tensor
+    _expected: torch.Tensor
+
     def __init__(self, product: Product, weight: torch.Tensor) -> None:
         super().__init__()
+        self.blind = True
+        self.watch(product, weight)
+
+    def watch(self, product: Product, weight: torch.Tensor) -> None:
+        """Try on `product` of `weight`; nothing is seen of a weight whose rows are zero."""
         self._product = product
         self._inputs = _cancelling_inputs(weight)
         self._expected = self._tiled(_CANONICAL)[:_PROBE_ROWS]
+        self.blind = not bool(self._expected.any())
 
     def __missing__(self, rows: int) -> int:
         fit = rows
@@ -55,11 +65,9 @@ class StableRows(dict[int, int]):
     def _agrees(self, rows: int) -> bool:
         found = self._tiled(rows)
         whole = rows - rows % _PROBE_ROWS
-        body = found[:whole].view(-1, *self._expected.shape)
-        tail = found[whole:]
-        return bool((body == self._expected).all()) and torch.equal(
-            tail, self._expected[: len(tail)]
-        )
+        body, tail = found[:whole].view(-1, *self._expected.shape), found[whole:]
+        same = torch.equal(body, self._expected.expand_as(body))
+        return same and torch.equal(tail, self._expected[: len(tail)])
 
 
 def _larger(rows: int) -> list[int]:
@@ -79,19 +87,18 @@ def _cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:
     """
     n, k = weight.shape
     generator = torch.Generator().manual_seed(k)
-    columns = torch.randperm(k, generator=generator).tensor_split(3)
+    first, *others = torch.randperm(k, generator=generator).tensor_split(3)
     rows = torch.linspace(0, n - 1, min(_PROBE_COLUMNS, n, max(1, k // 6))).long()
-    target = weight.detach()[rows].cpu().double()
+    target = weight[rows].cpu().double().nan_to_num(0, 0, 0)
     inputs = torch.zeros(_PROBE_ROWS, k, dtype=torch.float64)
-    start = torch.randn(_PROBE_ROWS, len(columns[0]), generator=generator)
-    inputs[:, columns[0]] = start.to(weight.dtype).double()
-    for part in columns[1:]:
-        if not len(part):
-            continue
-        rest = inputs @ target.T
-        solved = rest @ torch.linalg.pinv(target[:, part]).T
-        inputs[:, part] = -solved.to(weight.dtype).double()
-    return inputs.to(weight.dtype)
+    inputs[:, first] = torch.randn(_PROBE_ROWS, len(first), generator=generator).double()
+    for part in (first, *others):
+        if part is not first:
+            ours = target[:, part]
+            square = torch.linalg.pinv(ours @ ours.T, hermitian=True)
+            inputs[:, part] = -(inputs @ target.T) @ square @ ours
+        inputs[:, part] = inputs[:, part].to(weight.dtype).double()
+    return inputs.to(weight.dtype).to(weight.device)
 
 
 class Products:
@@ -111,6 +118,8 @@ class Products:
         key = (*weight.shape, bias is not None)
         if key not in self._shapes:
             self._shapes[key] = StableRows(product, weight)
+        elif self._shapes[key].blind:
+            self._shapes[key].watch(product, weight)
         return _with_stable_rows(product, self._shapes[key])
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:

@@ -23,7 +23,7 @@ from octavo.models import registry
 from octavo.models.decoder import EMBED, HEAD, Decoder, parameter_shapes
 from octavo.models.files import ModelFiles, resolve
 from octavo.models.spec import ModelSpec, load_spec
-from octavo.models.weights import StoredTensor, name_list, open_tensors
+from octavo.models.weights import Checkpoint, StoredTensor, name_list, open_checkpoint
 from octavo.quant.base import check_method
 
 logger = get_logger(__name__)
@@ -57,17 +57,18 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     something is missing, damaged or unknown.
     """
     check_method(config.quantization)
-    files = resolve(config.model, config.revision)
-    stored = open_tensors(files)
-    spec = load_spec(files, stored)
+    checkpoint = open_checkpoint(resolve(config.model, config.revision))
+    spec = load_spec(checkpoint)
     window = _window(config, spec)
     ops = dispatch.select(device, dtype)
     backend = attention_registry.create(
         config.attention_impl, device, dtype, attention_specs(spec), config.block_size,
         _kv_dtype(config, dtype),
     )  # fmt: skip
-    logger.info("loading %s (%s) from %s", config.model, spec.architecture, _described(files))
-    weights = Weights(spec, _renamed(files, spec, stored), device, dtype, config.load_progress)
+    logger.info(
+        "loading %s (%s) from %s", config.model, spec.architecture, _described(checkpoint.files)
+    )
+    weights = Weights(spec, _renamed(spec, checkpoint), device, dtype, config.load_progress)
     with weights.progress():
         model: Decoder = registry.decoder_class(spec.family)(
             spec,
@@ -118,12 +119,11 @@ class Source:
     heads: int = 0
 
 
-def _renamed(
-    files: ModelFiles, spec: ModelSpec, stored: Mapping[str, StoredTensor]
-) -> dict[str, Source]:
-    """Stored tensors by Hugging Face name, those that are derived left out."""
-    kept = {n: t for n, t in stored.items() if not _DERIVED.fullmatch(n) and t.num_bytes}
-    if not files.is_gguf:
+def _renamed(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Source]:
+    """Stored tensors by Hugging Face name, those that are derived or empty left out."""
+    stored = checkpoint.tensors.items()
+    kept = {name: t for name, t in stored if not _DERIVED.fullmatch(name) and t.num_bytes}
+    if not checkpoint.files.is_gguf:
         return {name: Source(tensor) for name, tensor in kept.items()}
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     found: dict[str, Source] = {}

@@ -6,17 +6,15 @@ the family's class. A value that is not understood is an error: it never falls b
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from octavo.errors import CheckpointError
 from octavo.layers.rope import ROPE_KINDS, RopeKind, RopeSpec, attention_scale
-from octavo.models.files import CONFIG, ModelFiles, read_json
+from octavo.models.files import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, by_architecture
-from octavo.models.weights import StoredTensor
-from octavo.text.gguf_metadata import read_gguf_header
+from octavo.models.weights import Checkpoint, StoredTensor
 
 GENERATION = "generation_config.json"
 
@@ -76,14 +74,14 @@ class ModelSpec:
         return max(self.max_position, scaled)
 
 
-def load_spec(files: ModelFiles, tensors: Mapping[str, StoredTensor] | None = None) -> ModelSpec:
-    """The description of the model in `files`.
+def load_spec(checkpoint: Checkpoint) -> ModelSpec:
+    """The description of an opened model. Raises CheckpointError, naming file and field.
 
-    `tensors` (of the same files) is needed for GGUF only, where a tensor's presence says
-    whether embeddings are tied and biases exist. Raises CheckpointError, naming file and field.
+    In a GGUF a tensor's presence says whether embeddings are tied and biases exist.
     """
+    files = checkpoint.files
     if files.is_gguf:
-        return _from_gguf(files.root, tensors or {})
+        return _from_gguf(str(files.root), checkpoint.metadata, checkpoint.tensors)
     generation = files.root / GENERATION
     return from_config(
         read_json(files.root / CONFIG),
@@ -297,16 +295,17 @@ def _generation_defaults(fields: _Fields) -> dict[str, float]:
     return found
 
 
-def _from_gguf(path: Path, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+def _from_gguf(
+    path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> ModelSpec:
     """The spec in a GGUF file's metadata; its keys begin with the architecture's name."""
-    metadata = read_gguf_header(path).metadata
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"{path} names no general.architecture")
     family = by_architecture(name)
     own = {k.removeprefix(f"{name}."): v for k, v in metadata.items() if k.startswith(f"{name}.")}
     tokens = metadata.get("tokenizer.ggml.tokens", [])
-    fields = _Fields(str(path), own, {"vocab_size": len(tokens)})
+    fields = _Fields(path, own, {"vocab_size": len(tokens)})
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     kv_heads = fields.optional("attention.head_count_kv") or heads
     head_dim = fields.optional("attention.key_length") or hidden // heads
@@ -318,7 +317,7 @@ def _from_gguf(path: Path, tensors: Mapping[str, StoredTensor]) -> ModelSpec:
     layers = fields.integer("block_count")
     max_position = fields.integer("context_length")
     window = fields.optional("attention.sliding_window")
-    general = _Fields(str(path), metadata, {})
+    general = _Fields(path, metadata, {})
     return ModelSpec(
         family=family,
         architecture=family.architecture,

@@ -71,20 +71,29 @@ class StoredTensor:
         decode_into(self.format, raw, out)
 
 
-def open_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    """Every tensor of a model by its name in the files.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's opened files. tensors: by their names there; metadata: GGUF's, else empty."""
+
+    files: ModelFiles
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, Any]
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Map the files of a model and check their headers.
 
     Raises CheckpointError, naming the file and the sizes or names that disagree.
     """
     if files.is_gguf:
-        return _open_gguf(files.root)
+        return _open_gguf(files)
     tensors: dict[str, StoredTensor] = {}
     for path in files.weights:
         found = _open_safetensors(path)
         if files.index is not None:
             _check_shard(path, found, files.index)
         tensors.update(found)
-    return tensors
+    return Checkpoint(files, tensors, {})
 
 
 def _check_shard(path: Path, found: Iterable[str], index: Mapping[str, str]) -> None:
@@ -211,8 +220,8 @@ def _check_cover(path: Path, tensors: Mapping[str, StoredTensor], start: int, si
         raise CheckpointError(f"{path} has {size} bytes, but its header describes {at}")
 
 
-def _open_gguf(path: Path) -> dict[str, StoredTensor]:
-    """The tensor table of a GGUF file. Raises CheckpointError, naming the file."""
+def _open_gguf(files: ModelFiles) -> Checkpoint:
+    path = files.root
     data = _map_file(path, 24)
     header = read_gguf_header(path)
     entries, end = _gguf_table(path, data, header.offset, header.tensor_count)
@@ -226,7 +235,7 @@ def _open_gguf(path: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path} is damaged: it holds the tensor {name!r} twice")
         tensors[name] = _gguf_tensor(path, name, dims, number, data, start + offset)
     _check_apart(path, tensors)
-    return tensors
+    return Checkpoint(files, tensors, header.metadata)
 
 
 def _gguf_table(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-# Blocks decoded at once: temporaries of about 1 MiB stay in the processor's cache.
-_VALUES_AT_ONCE = 1 << 18
+# Values decoded at once. Below torch's grain of 32,768 an op stays on its thread, and a chain of
+# ten small ops is faster there, in the near cache, than forking for each: SmolLM2 in 0.2 s.
+_VALUES_AT_ONCE = 127 * 256
 
 _Decode = Callable[[torch.Tensor], torch.Tensor]  # uint8 [n, bytes] -> fp32 [n, values]
 
@@ -54,11 +55,8 @@ def _half(raw: torch.Tensor) -> torch.Tensor:
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     """[n, k] bytes -> [n, 2k]: all low halves, then all high halves."""
-    n, k = packed.shape
-    out = torch.empty(n, 2 * k, dtype=torch.uint8)
-    torch.bitwise_and(packed, 15, out=out[:, :k])
-    torch.bitwise_right_shift(packed, 4, out=out[:, k:])
-    return out
+    packed = packed.contiguous()
+    return torch.cat((packed & 15, packed >> 4), dim=1)
 
 
 def _bits(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
