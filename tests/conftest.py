@@ -1,8 +1,17 @@
-"""Shared fixtures: toy models are written and loaded once a session."""
+"""Shared fixtures: toy models are written and loaded once a session.
 
-from pathlib import Path
+Toy products gain nothing from a second thread, and OpenMP threads that spin for each other make
+a busy machine crawl; so tests run on one thread, and those that are about threads ask for more.
+"""
 
-import pytest
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,12 @@ def chain(
     hidden = 16 * (len(named) // 16 + 1)
     heads = hidden // 16
     config = llama_config(
-        vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=heads, **changes
+        vocab,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        rms_norm_eps=1e-12,
+        **changes,
     )
     tensors = llama_tensors(config)
     for name in tensors:

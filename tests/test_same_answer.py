@@ -92,7 +92,7 @@ def test_sch_01_preemption_changes_nothing(tiny_folder, alone):
         llm = LLM(
             str(tiny_folder),
             **options(
-                num_gpu_blocks_override=14, max_model_len=100, enable_prefix_caching=cache,
+                num_gpu_blocks_override=8, max_model_len=100, enable_prefix_caching=cache,
                 swap_space=0,
             ),
         )  # fmt: skip
