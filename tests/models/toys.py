@@ -23,7 +23,7 @@ from octavo.models.loader import load_model
 
 VOCAB = 101
 
-_CLASSES = {
+CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
@@ -33,7 +33,7 @@ _CLASSES = {
 
 def make(family: str, **changes: Any) -> Any:
     """A random transformers model of a family, eager attention, fp32."""
-    config_class, model_class = _CLASSES[family]
+    config_class, model_class = CLASSES[family]
     config = config_class(**{
         "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,

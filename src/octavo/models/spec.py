@@ -18,14 +18,8 @@ from octavo.models.weights import Checkpoint, StoredTensor
 
 GENERATION = "generation_config.json"
 
-# generation_config.json -> sampling field
-_SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-}
+# What generation_config.json may recommend: how to sample, not how long an answer is.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
@@ -285,13 +279,13 @@ def _scaled_rope(
 
 def _generation_defaults(fields: _Fields) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, field_name in _SAMPLING.items():
+    for name in _SAMPLING:
         value = fields.get(name)
         if value is None:
             continue
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise fields.wrong(name, value, "a number")
-        found[field_name] = value
+        found[name] = value
     return found
 
 
