@@ -34,7 +34,7 @@ def params(index):
         {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
         {"temperature": 0.7, "seed": -4, "min_p": 0.02, "presence_penalty": 0.5},
     ]
-    return SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kinds[index % len(kinds)])
+    return SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2, **kinds[index % len(kinds)])
 
 
 def ask(llm, order):
@@ -92,7 +92,7 @@ def test_sch_01_preemption_changes_nothing(tiny_folder, alone):
         llm = LLM(
             str(tiny_folder),
             **options(
-                num_gpu_blocks_override=8, max_model_len=100, enable_prefix_caching=cache,
+                num_gpu_blocks_override=7, max_model_len=100, enable_prefix_caching=cache,
                 swap_space=0,
             ),
         )  # fmt: skip
