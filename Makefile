@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constra
 PULL := $(VENV)/bin/octavo pull smollm2
 SOURCES := src tests benchmarks scripts
 
-.PHONY: help demo test test-slow lint format docs bench startup report clean
+.PHONY: help demo serve test test-slow lint format docs bench startup report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ help: ## list the targets
 demo: $(VENV)/.bench ## 48 chat prompts at once, then the same with static batching
 	@$(PULL)
 	@$(PY) -m benchmarks.demo
+
+serve: $(VENV)/.dev ## the embedded model over HTTP, on port 8000
+	@$(PULL)
+	@$(VENV)/bin/octavo serve smollm2
 
 test: lint ## lint, types, and every test that takes seconds
 	@$(PULL)

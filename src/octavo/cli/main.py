@@ -16,6 +16,7 @@ from octavo.version import __version__
 # Command -> what it does. The module octavo.cli.<command> has `add_arguments(parser)` and
 # `run(args) -> exit code`, and is imported for its own command only.
 COMMANDS = {
+    "serve": "serve a model over HTTP, with OpenAI's interface",
     "generate": "answer prompts given on the command line or on standard input",
     "chat": "talk to a model in the terminal",
     "pull": "fetch an embedded model",
