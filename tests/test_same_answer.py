@@ -87,17 +87,21 @@ def test_sch_07_chunks_change_nothing(tiny_folder, alone, budget):
     check_same(ask(llm, list(range(16))), alone)
 
 
-def test_sch_01_preemption_changes_nothing(tiny_folder, alone):
-    for cache in (False, True):
-        llm = LLM(
-            str(tiny_folder),
-            **options(
-                num_gpu_blocks_override=7, max_model_len=100, enable_prefix_caching=cache,
-                swap_space=0,
-            ),
-        )  # fmt: skip
-        check_same(ask(llm, list(range(16))), alone)
-        assert llm.engine.stats.preemptions > 0
+@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_sch_01_preemption_changes_nothing(tiny_folder, alone, mode, cache):
+    llm = LLM(
+        str(tiny_folder),
+        **options(
+            num_gpu_blocks_override=7, max_model_len=100, enable_prefix_caching=cache,
+            preemption_mode=mode,
+        ),
+    )  # fmt: skip
+    check_same(ask(llm, list(range(16))), alone)
+    assert llm.engine.stats.preemptions > 0
+    swaps = llm.engine.scheduler.num_swap_outs
+    assert swaps == 0 if mode == "recompute" else mode == "auto" or swaps > 0
+    llm.engine.scheduler.check()
 
 
 def test_joining_midway_changes_nothing(llm, alone):

@@ -18,6 +18,7 @@ from octavo.errors import ConfigError, nearest
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 Device = Literal["auto", "cpu"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -51,6 +52,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache in bytes", low=1)
     num_gpu_blocks_override: int | None = _option(None, "number of KV blocks", low=1)
     swap_space: float = _option(4, "GiB of host memory for the KV of preempted requests")
+    preemption_mode: PreemptionMode = _option(
+        "auto", "what becomes of a preempted request's KV; auto takes what is expected quicker"
+    )
     enable_prefix_caching: bool = _option(True, "reuse the KV of equal prompt prefixes")
     enforce_eager: bool = _option(False, "no captured step graphs")
     deterministic: bool = _option(

@@ -45,11 +45,17 @@ class Engine:
         self.limits = limits
         self.clock = clock
         self.scheduler = Scheduler(
-            KVManager(limits.num_blocks, limits.block_size, config.enable_prefix_caching),
+            KVManager(
+                limits.num_blocks,
+                limits.block_size,
+                config.enable_prefix_caching,
+                limits.num_host_blocks,
+            ),
             policy,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
+            preemption_mode=config.preemption_mode,
         )
         self.recorder = StatsRecorder()
         self._dead: str | None = None

@@ -51,7 +51,7 @@ class ModelRunner:
         self._block_bytes = block_bytes(self.backend, specs, config.block_size, self.kv_dtype)
         budget, terms = self._kv_budget()
         self.limits = self._limits(budget, terms)
-        self.cache = self._make_cache(self.limits.num_blocks)
+        self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
@@ -128,11 +128,18 @@ class ModelRunner:
         if config.kv_cache_memory_bytes is not None:
             return config.kv_cache_memory_bytes, {}
         found = memory.measure(config.gpu_memory_utilization, self._step_peak())
-        logger.info("KV memory: %s", found.explain())
-        return found.budget, {
+        # On a CPU the swap pool is the same memory, so it takes a quarter at most.
+        swap = min(self._swap_space, max(0, found.budget // 4))
+        kv = found.budget - swap
+        logger.info("KV memory: %s, %.2f of them for swap", found.explain(), swap / memory.GIB)
+        return kv, {
             "total": found.total, "limit": found.limit, "used": found.used,
-            "step_peak": found.step_peak, "kv": found.budget,
+            "step_peak": found.step_peak, "swap": swap, "kv": kv,
         }  # fmt: skip
+
+    @property
+    def _swap_space(self) -> int:
+        return int(self.config.swap_space * memory.GIB)
 
     def _step_peak(self) -> int:
         """Memory that one full step takes, measured on a part of it and scaled up.
@@ -178,19 +185,22 @@ class ModelRunner:
             logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache "
                            "holds", blocks * size, window)  # fmt: skip
             window = blocks * size
-        return self._bare_limits(blocks + 1, window, terms)
+        # No more than four pools: what waits beyond that had better not be kept.
+        swap = terms.get("swap", self._swap_space)
+        host_blocks = min(swap // self._block_bytes, 4 * blocks)
+        return self._bare_limits(blocks + 1, window, terms, host_blocks)
 
     def _bare_limits(
-        self, num_blocks: int, max_model_len: int, terms: dict[str, int] | None = None
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        terms: dict[str, int] | None = None,
+        num_host_blocks: int = 0,
     ) -> RunnerLimits:
         spec, config = self.model.spec, self.config
-        if config.max_model_len is not None and config.max_model_len > spec.max_position:
-            raise ConfigError(
-                f"max_model_len is {config.max_model_len}; the model was made for at most "
-                f"{spec.max_position} tokens"
-            )
         return RunnerLimits(
             num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
             block_size=config.block_size,
             block_bytes=self._block_bytes,
             max_model_len=max_model_len,
@@ -205,10 +215,10 @@ class ModelRunner:
             memory=terms or {},
         )
 
-    def _make_cache(self, num_blocks: int) -> KVCache:
+    def _make_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
         return KVCache(
             self.backend, self.model.attention_specs, num_blocks, self.config.block_size,
-            self.kv_dtype, self.device,
+            self.kv_dtype, self.device, num_host_blocks,
         )  # fmt: skip
 
     def _make_builder(self, max_model_len: int) -> BatchBuilder:
