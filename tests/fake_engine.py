@@ -86,15 +86,14 @@ def create(config: EngineConfig) -> ScriptedRunner:
 
 
 def main(arguments: list[str]) -> int:
-    import octavo.server.run
+    import octavo.engine.client
     from octavo.cli import serve
     from octavo.cli.arguments import Parser
     from octavo.errors import OctavoError
 
+    octavo.engine.client.EXECUTOR = EXECUTOR
     parser = Parser(prog="octavo serve")
     serve.add_arguments(parser)
-    real = octavo.server.run.serve
-    octavo.server.run.serve = lambda config, options: real(config, options, EXECUTOR)
     try:
         return serve.run(parser.parse_args(arguments))
     except OctavoError as error:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.config import EngineConfig, ServerConfig, add_flags
 from octavo.log import api_key_from_environment, configure
+from octavo.server.listener import bind
 
 # vLLM's name for a flag of ours.
 _ALIASES = {
@@ -31,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     given.setdefault("api_key", api_key_from_environment())
     options = ServerConfig(**given)
     config = EngineConfig.from_options({"model": args.model, **engine_options(args, ("model",))})
-    # Imported late, so that a wrong flag does not wait for the web framework.
-    from octavo.server.run import serve
+    with bind(options.host, options.port, options.stall_timeout) as listener:
+        # Imported late, so that a wrong flag or a taken port does not wait for a web framework.
+        from octavo.server.run import serve
 
-    return serve(config, options)
+        return serve(listener, config, options)

@@ -64,7 +64,6 @@ def create_app(service: Service) -> ASGIApp:
         version=__version__,
         description="OpenAI-compatible server",
         redoc_url=None,
-        root_path=service.options.root_path,
         redirect_slashes=False,
     )
     routes: list[tuple[str, str, Handler, type | None, type | None]] = [
@@ -82,11 +81,13 @@ def create_app(service: Service) -> ASGIApp:
         app.add_api_route(
             path,
             _endpoint(handler, service),
-            methods=[method, "HEAD"] if path == "/health" else [method],
+            methods=[method],
             response_class=Response,
             name=getattr(handler, "__name__", path),
             openapi_extra=_describe(body and known[body], reply and known[reply]),
         )
+    app.add_api_route("/health", _endpoint(health, service), methods=["HEAD"],
+                      response_class=Response, include_in_schema=False)  # fmt: skip
     app.add_exception_handler(HTTPException, _framework_error)
     _describe_components(app, components)
     return _guarded(app, service)

@@ -40,7 +40,7 @@ class KeyGuard:
     def __init__(self, app: ASGIApp, key: str | None, root_path: str = "") -> None:
         self._app = app
         self._key = key.encode() if key else None
-        self._open = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
+        self._open = {root_path + path for path in OPEN_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._key is None or self._allowed(scope):

@@ -1,7 +1,6 @@
 """One server from its socket to its exit code.
 
-The port is taken first, so that a conflict shows before any weight is read. The server answers
-while the model loads (`/health` with 503), and while it drains.
+It answers while the model loads (`/health` with 503), and while it drains.
 """
 
 import asyncio
@@ -15,38 +14,13 @@ import uvicorn
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EXECUTOR
-from octavo.errors import ConfigError
 from octavo.log import get_logger
 from octavo.server.app import create_app
+from octavo.server.listener import address_of
 from octavo.server.service import Service
 from octavo.version import __version__
 
 logger = get_logger(__name__)
-
-_BACKLOG = 2048
-
-
-def bind(host: str, port: int, stall_timeout: float) -> socket.socket:
-    """A listening socket. Raises ConfigError, naming host and port, when it cannot be had.
-
-    It listens at once, so that a second server fails at once; it can be had again right after a
-    crash, but never by two servers at a time. The kernel drops clients that take nothing.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = int(1000 * stall_timeout)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
 
 
 class _Server(uvicorn.Server):
@@ -62,7 +36,7 @@ class Runner:
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         self.service = service
-        self.address = _address(listener)
+        self.address = address_of(listener)
         options = service.options
         self._listener = listener
         self._server = _Server(
@@ -75,6 +49,7 @@ class Runner:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                root_path=options.root_path,
                 # Only the last resort: `cut` ends what is left after the drain.
                 timeout_graceful_shutdown=int(options.drain_timeout) + 5,
             )
@@ -95,10 +70,7 @@ class Runner:
         await self.service.close()
         if not life.cancelled() and (error := life.exception()):
             raise error
-        if self.service.failure and not self.service.draining:
-            logger.error("%s", self.service.failure)
-            return 1
-        return 0
+        return 1 if self.service.failure and not self.service.draining else 0
 
     def drain(self) -> None:
         """Take no new requests, let running ones finish in time. A second call ends them now."""
@@ -119,23 +91,17 @@ class Runner:
             logger.info("%s", line)
 
 
-def serve(config: EngineConfig, options: ServerConfig, executor: str = EXECUTOR) -> int:
-    """Serve until told to stop; returns the exit code. Raises ConfigError before any work."""
+def serve(
+    listener: socket.socket, config: EngineConfig, options: ServerConfig, executor: str = EXECUTOR
+) -> int:
+    """Serve on `listener` until told to stop; returns the exit code."""
     # uvicorn's own words are for its developers; what went wrong inside an app is not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     async def main() -> int:
-        service = Service(config, options, executor)
-        return await Runner(service, listener).run()
+        return await Runner(Service(config, options, executor), listener).run()
 
-    listener = bind(options.host, options.port, options.stall_timeout)
-    with contextlib.closing(listener):
-        return asyncio.run(main())
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return asyncio.run(main())
 
 
 def banner(service: Service, address: str) -> list[str]:

@@ -1,0 +1,65 @@
+"""Errors in one shape everywhere, and an OpenAPI document that is the truth."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405),
+        ("POST", "/v1/completions/", 404), ("DELETE", "/v1/models", 405), ("GET", "/", 404),
+    ],
+)  # fmt: skip
+def test_the_framework_s_own_errors_have_our_shape(server, method, path, status):
+    reply = server.http.request(method, path)
+    assert reply.status_code == status
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_health_version_and_docs(server):
+    health = server.http.get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert server.http.head("/health").status_code == 200
+    assert set(server.http.get("/version").json()) == {"version"}
+    assert "swagger" in server.http.get("/docs").text
+
+
+def test_an_error_of_our_own_says_nothing_of_itself(server, monkeypatch, caplog):
+    def explode(*args, **options):
+        raise KeyError("/root/secret")
+
+    monkeypatch.setattr(server.service, "check_model", explode)
+    reply = server.post("/v1/completions", prompt="x")
+    assert reply.status_code == 500
+    assert "secret" not in reply.text
+    assert reply.json()["error"]["type"] == "server_error"
+    assert "secret" in caplog.text
+
+
+def test_the_document_describes_every_field_and_answer(server):
+    document = server.http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    operation = document["paths"]["/v1/chat/completions"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    fields = schemas[body["$ref"].rsplit("/", 1)[1]]
+    assert "messages" in fields["required"]
+    assert "top_logprobs" in fields["properties"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert {"200", "4XX", "5XX"} <= set(operation["responses"])
+            assert "422" not in operation["responses"]
+
+
+def test_pages_of_other_origins_may_call_only_if_told_so(make_server, server):
+    headers = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    assert server.http.options("/v1/models", headers=headers).status_code == 405
+    open_one = make_server({"allowed_origins": "http://page", "api_key": "k"})
+    reply = open_one.http.options("/v1/models", headers=headers)
+    assert reply.headers["access-control-allow-origin"] == "http://page"
+    assert open_one.http.get("/v1/models", headers=headers).status_code == 401
+
+
+def test_a_path_prefix_of_a_proxy(make_server):
+    server = make_server({"root_path": "/llm"})
+    assert server.http.get("/v1/models").status_code == 200
+    assert "/llm/openapi.json" in server.http.get("/docs").text

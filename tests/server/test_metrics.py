@@ -1,0 +1,108 @@
+"""Metrics add up, and are what vLLM's boards look for."""
+
+import contextlib
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.server.metrics import Metrics
+from serving import wait_until
+
+# What vLLM's own Grafana board queries.
+BOARD = (
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_count",
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:inter_token_latency_seconds_bucket", "vllm:time_to_first_token_seconds_bucket",
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
+    "vllm:request_success_total", "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum",
+    "vllm:request_params_max_tokens_sum", "vllm:num_preemptions_total",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+    "vllm:cache_config_info", "vllm:iteration_tokens_total_count",
+    "vllm:request_time_per_output_token_seconds_sum",
+)  # fmt: skip
+
+
+def scrape(server):
+    """(name, sorted labels) -> value, through the strict parser."""
+    text = server.http.get("/metrics").text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(found, name, **labels):
+    return sum(
+        value
+        for (n, ls), value in found.items()
+        if n == name and labels.items() <= dict(ls).items()
+    )
+
+
+def test_the_names_that_boards_look_for_are_there(server):
+    server.complete(server.say("AB"))
+    names = {name for name, _ in scrape(server)}
+    assert set(BOARD) - names == set()
+    labels = dict(next(ls for n, ls in scrape(server) if n == "vllm:num_requests_running"))
+    assert labels == {"model_name": "scripted", "engine": "0"}
+
+
+def test_label_values_are_escaped():
+    text = Metrics('a"b\\c\nd').text().decode()
+    families = list(text_string_to_metric_families(text))
+    gauge = next(f for f in families if f.name == "vllm:num_requests_running")
+    assert gauge.samples[0].labels["model_name"] == 'a"b\\c\nd'
+
+
+def test_srv_17_counters_add_up(make_server):
+    server = make_server(max_num_seqs=4)
+    usages = []
+    earlier = scrape(server)
+    for repeat in range(2):
+        for i in range(5):
+            prompt = f"{i:02}" * 20 + server.say("ABC")
+            usages.append(server.complete(prompt)["usage"])
+        found = scrape(server)
+        hits = total(found, "vllm:prefix_cache_hits_total")
+        assert (hits > 0) == (repeat > 0)  # distinct prompts hit nothing
+        assert hits <= total(found, "vllm:prefix_cache_queries_total")
+        counters = [k for k in earlier if k[0].endswith(("_total", "_count", "_bucket"))]
+        assert all(found[k] >= earlier[k] for k in counters)
+        earlier = found
+    for _ in range(2):
+        assert server.post("/v1/completions", prompt="!fail").status_code == 500
+        with contextlib.suppress(httpx.ReadTimeout):
+            body = {"prompt": "!slow", "max_tokens": 400}
+            server.http.post("/v1/completions", json=body, timeout=0.1)
+        server.post("/v1/completions", prompt="x", temperature=9)
+    server.assert_idle()
+    wait_until(lambda: total(scrape(server), "vllm:iteration_tokens_total_count") > 0)
+    found = scrape(server)
+
+    def ended(reason):
+        return total(found, "vllm:request_success_total", finished_reason=reason)
+
+    assert (ended("stop"), ended("error"), ended("abort")) == (10, 2, 2)
+    assert total(found, "octavo:requests_received_total") == 14
+    wanted = sum(u["prompt_tokens"] for u in usages)
+    assert total(found, "vllm:prompt_tokens_total") == wanted
+    assert total(found, "vllm:generation_tokens_total") == sum(
+        u["completion_tokens"] for u in usages
+    )
+    cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in usages)
+    assert total(found, "vllm:prompt_tokens_cached_total") == cached
+    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                  "vllm:kv_cache_usage_perc", "octavo:kv_fragmentation"):  # fmt: skip
+        assert total(found, gauge) == 0
+
+
+@pytest.mark.parametrize("name", ["time_to_first_token_seconds", "e2e_request_latency_seconds"])
+def test_times_are_between_the_finest_buckets_and_what_we_waited(make_server, name):
+    server = make_server()
+    server.complete("!slow" + server.say("ABC"))
+    wait_until(lambda: total(scrape(server), f"vllm:{name}_count") == 1)
+    assert 0.01 < total(scrape(server), f"vllm:{name}_sum") < 10
