@@ -30,6 +30,7 @@ _SHOWN = (0, 1, 3, 12, 24)
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
+    parser.add_argument("--count", type=int, default=48, help="how many of the 48 prompts")
     parser.add_argument("--batch", type=int, default=16, help="rows of a static batch")
     parser.add_argument("--log", type=Path, help="append what the engines say to this file")
     parser.add_argument("--save", action="store_true", help="save a row in benchmarks/results/")
@@ -42,7 +43,7 @@ def main() -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    prompts, model = chat_prompts(), model_file(args.model)
+    prompts, model = chat_prompts()[: args.count], model_file(args.model)
     _title(f"Octavo answers {len(prompts)} chat prompts at once")
     jobs = _answer(prompts, model)
     _title("The same work, measured: same prompts, same number of tokens, end-of-text ignored")
@@ -72,7 +73,7 @@ def _answer(prompts: list[ChatPrompt], model: Path) -> list[Job]:
     conversations = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     params = [SamplingParams(temperature=0.0, max_tokens=prompt.max_tokens) for prompt in prompts]
     outputs = llm.chat(conversations, params)
-    for i in _SHOWN:
+    for i in (i for i in _SHOWN if i < len(prompts)):
         print(f"\nQ: {_short(prompts[i].text)}\nA: {_short(outputs[i].outputs[0].text, 400)}")
     llm.close()
     return [
