@@ -203,6 +203,9 @@ def test_the_string_that_completes_first_wins_then_the_one_that_starts_first(byt
         spelled = Stream(byte, stop=["blockade", "loc"][:: 1 if stops[0] == "lock" else -1])
         assert spelled.feed(pieces(byte, *"a blockade")).text == "a b"
         assert spelled.detokenizer.stopped == "loc"
+    # "loc" is complete before "block" is, but in the same token, and "block" starts first.
+    nested = Stream(byte, stop=["loc", "block"]).feed([[token]])
+    assert (nested.text, nested.detokenizer.stopped) == (" ", "block")
     same_start = Stream(byte, stop=["block", "blo"]).feed([[token]])
     assert same_start.detokenizer.stopped == "blo"
 
@@ -216,6 +219,12 @@ def test_stop_strings_do_not_act_before_min_tokens(byte: Any) -> None:
     assert late.text == "x"  # begun before, complete after
     never = Stream(byte, stop=["ab"], min_tokens=4).feed(pieces(byte, *"xabcd"))
     assert never.deltas == ["x", "", "ab", "c", "d", ""]
+
+
+def test_a_stop_string_that_does_not_act_yet_may_begin_another(byte: Any) -> None:
+    """After "ab", too early, "b" is held: it may become "bc"."""
+    stream = Stream(byte, stop=["ab", "bc"], min_tokens=2).feed(pieces(byte, *"abc"))
+    assert (stream.text, stream.detokenizer.stopped) == ("a", "bc")
 
 
 def test_the_prompt_s_text_never_stops(byte: Any) -> None:

@@ -78,7 +78,7 @@ def test_flipped_bytes_are_an_error_or_another_value_and_never_a_huge_allocation
     path = tmp_path / "flipped.gguf"
     tracemalloc.start()
     refused = 0
-    for _ in range(400):
+    for _ in range(250):
         changed = bytearray(data)
         for _ in range(rng.randint(1, 4)):
             changed[rng.randrange(4, end)] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
@@ -89,7 +89,7 @@ def test_flipped_bytes_are_an_error_or_another_value_and_never_a_huge_allocation
             refused += 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert refused > 80
+    assert refused > 50
     assert peak < 10_000_000
 
 

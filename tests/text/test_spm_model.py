@@ -42,7 +42,7 @@ def test_damage_is_an_error_and_never_a_huge_allocation(
     rng = random.Random(2)
     refused = 0
     tracemalloc.start()
-    for i in range(100):
+    for i in range(40):
         changed = bytearray(data)
         if i % 2:
             del changed[rng.randrange(len(data)) :]
@@ -56,7 +56,7 @@ def test_damage_is_an_error_and_never_a_huge_allocation(
             refused += 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert refused > 50
+    assert refused > 20
     assert peak < 20_000_000
 
 

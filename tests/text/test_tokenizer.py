@@ -138,6 +138,15 @@ def test_decoding_skips_special_tokens_only_when_told(kinds: dict[str, Any]) -> 
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|bos|><|im_start|>hi<think>"
 
 
+def test_added_tokens_are_spelled_as_they_are(kinds: dict[str, Any], tmp_path: Path) -> None:
+    """Not in the byte alphabet, in which é stands for one byte."""
+    backend = Tokenizer.from_file(str(kinds["byte"].folder / "tokenizer.json"))
+    backend.add_tokens(["<é>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a<é>b", add_special_tokens=False)) == "a<é>b"
+
+
 def test_ids_without_a_token_add_nothing_and_impossible_ids_are_refused(kind: Any) -> None:
     tokenizer = kind.ours
     beyond = tokenizer.vocab_size + 3

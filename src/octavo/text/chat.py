@@ -44,6 +44,7 @@ RESERVED = frozenset(
 # Stands after the text that is to be continued: whether a template trimmed it shows whether it
 # would have trimmed that text's own last spaces. No template writes this kind of space.
 _RARE_SPACE = "\u205f"
+_MAX_TEMPLATE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ def read_chat_template(value: str) -> str:
         source = path.read_text(encoding="utf-8")
     try:
         _compiled(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
+    except Exception as error:
+        raise ConfigError(f"the chat template does not compile: {_told(error)}") from error
     return source
 
 
@@ -134,13 +135,23 @@ def _template(tokenizer: Tokenizer, given: str | None, tools: object) -> Templat
                 "chat_template",
             )
     source = known.get(given, given)
+    if len(source) > _MAX_TEMPLATE:
+        raise RequestError(
+            f"the chat template has {len(source)} characters, more than {_MAX_TEMPLATE}",
+            "chat_template",
+        )
     try:
         return _compiled(source)
-    except jinja2.TemplateSyntaxError as error:
+    except Exception as error:  # a syntax error, or what the parser raises for abuse
         raise RequestError(
-            f"the chat template does not compile: line {error.lineno}: {error.message}",
-            "chat_template",
+            f"the chat template does not compile: {_told(error)}", "chat_template"
         ) from error
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"
+    return f"{error}"
 
 
 def _opens_turn(add_generation_prompt: bool | None, continue_final: bool) -> bool:

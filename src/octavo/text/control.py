@@ -43,10 +43,15 @@ class ControlTokens:
         return any(self.cuts(text) for text in texts)
 
     def marked(self, text: str, mark: str) -> str:
-        while cuts := sorted(set(self.cuts(text)), reverse=True):
-            fresh = [at for at in cuts if mark not in text[max(at - 1, 0) : at + 1]]
-            if not fresh:
-                break
-            for at in fresh:
-                text = text[:at] + mark + text[at:]
+        """`text` with `mark` at every cut. Spellings may overlap: one more pass finds those that
+        an earlier one was found over."""
+        cuts = self.cuts(text)
+        while cuts:
+            text = _split_by(text, cuts, mark)
+            cuts = [m.start() + 1 for m in self.pattern.finditer(text) if len(m[0]) > 1]
         return text
+
+
+def _split_by(text: str, cuts: Iterable[int], mark: str) -> str:
+    places = sorted(set(cuts))
+    return mark.join(map(text.__getitem__, map(slice, [0, *places], [*places, len(text)])))
