@@ -8,6 +8,7 @@ is cut to what is configured and never stops progress.
 import math
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
+from itertools import chain, islice
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -23,20 +24,26 @@ MIN_CHUNK = 64  # tokens that prompts get in a step at least, while others wait 
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """What a budget may depend on. max_*: as configured. Counts of requests:
+    """What a budget may depend on; nothing of it may be changed or kept.
 
-    num_due: running ones whose next token this step gives; num_lagging: running ones that lag
-    by more. longest_wait: seconds that the first of the waiting has waited. rates: learned.
+    max_*: as configured. due: running requests whose next token this step gives; lagging:
+    running ones that lag by more; waiting: the preempted first, then by arrival. rates: learned.
     """
 
     max_tokens: int
     max_sequences: int
-    num_due: int
-    num_lagging: int
-    num_waiting: int
-    longest_wait: float
+    due: Collection[Request]
+    lagging: Collection[Request]
+    waiting: Collection[Request]
     now: float
     rates: Rates
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that the first of the waiting has waited."""
+        return max(
+            (self.now - request.waiting_since for request in islice(self.waiting, 1)), default=0.0
+        )
 
 
 class Gains(msgspec.Struct, frozen=True, gc=False):
@@ -99,10 +106,10 @@ def fair_tokens(load: Load, max_stretch: float | None) -> int:
     """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as
     if nobody else were there; all if nobody's next token is due. Unmeasured, it probes small.
     """
-    if max_stretch is None or not load.num_due or not (load.num_lagging or load.num_waiting):
+    if max_stretch is None or not load.due or not (load.lagging or load.waiting):
         return load.max_tokens
-    least = load.num_due + MIN_CHUNK
-    usual = load.rates.seconds(load.num_due)
+    least = len(load.due) + MIN_CHUNK
+    usual = load.rates.seconds(len(load.due))
     if usual is None:
         return least
     return max(load.rates.tokens_within(max_stretch * usual), least)
@@ -156,8 +163,9 @@ class PriorityScheduler:
         they are not displaced: so every wait ends, and urgent requests still find places.
 
     A waiting request of strictly lower priority number, or the first overdue one, displaces a
-    running one. Deadlines and weights order, but do not displace: that would undo work for
-    little.
+    running one, and has the step to itself, but for the tokens that are due. Deadlines and
+    weights order, but do not displace: that would undo work for little. max_stretch as in
+    `FIFOScheduler`; less, since the urgent wait for the running step to end.
     """
 
     name = "priority"
@@ -167,7 +175,7 @@ class PriorityScheduler:
         weight_fn: Callable[[Any], float] | None = None,
         *,
         max_wait: float = 30.0,
-        max_stretch: float | None = 4.0,
+        max_stretch: float | None = 2.0,
     ) -> None:
         if weight_fn is not None and not callable(weight_fn):
             raise ConfigError(f"weight_fn must be a function of a request, not {weight_fn!r:.80}")
@@ -199,6 +207,11 @@ class PriorityScheduler:
         return max(others, key=lambda request: self._rank(request, now), default=None)
 
     def budget(self, load: Load) -> tuple[int, int]:
+        best = min((request.priority for request in load.due), default=None)
+        if best is not None:
+            others = chain(load.lagging, load.waiting)
+            if urgent := sum([request.lag for request in others if request.priority < best]):
+                return len(load.due) + urgent, load.max_sequences
         return fair_tokens(load, self.max_stretch), load.max_sequences
 
     def _rank(self, request: Request, now: float) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-_FAST, _SLOW = 0.5, 0.05  # weight of a new time below, above the mean: outliers are slow ones
+_FAST, _SLOW = 0.5, 0.05  # weight of a better, a worse time per token: outliers are slow ones
 
 
 class Rates:
@@ -25,8 +25,9 @@ class Rates:
             return
         size = tokens.bit_length()
         count, mean = self._points.get(size, (float(tokens), seconds))
-        weight = _FAST if seconds < mean else _SLOW
-        self._points[size] = (count + 0.2 * (tokens - count), mean + weight * (seconds - mean))
+        # Both means move by the same weight, so that they stay a point of one curve.
+        weight = _FAST if seconds * count < mean * tokens else _SLOW
+        self._points[size] = (count + weight * (tokens - count), mean + weight * (seconds - mean))
 
     def note_copies(self, blocks: int, seconds: float) -> None:
         """Copying `blocks` blocks between pool and host took `seconds`."""

@@ -24,7 +24,7 @@ tensors, text or the time: `now` is given.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Literal, get_args
 
@@ -141,7 +141,7 @@ class Scheduler:
                 "prompt",
             )
         self._now = max(self._now, request.arrival_time)
-        if self._watching and (reason := self._watching.refusal(self._load(0, 0))):
+        if self._watching and (reason := self._watching.refusal(self._load(()))):
             raise QueueFullError(reason)
         self._serial += 1
         request.serial = self._serial
@@ -212,7 +212,7 @@ class Scheduler:
         self._preempted.clear()
         self._in_flight.clear()
         lagging = self._serve_due()
-        self._set_budget(len(lagging))
+        self._set_budget(lagging)
         if lagging or self._waiting:
             self._serve_others(lagging)
         return self._plan()
@@ -236,22 +236,20 @@ class Scheduler:
             lagging = [request for request in lagging if request.status is Status.RUNNING]
         return lagging
 
-    def _load(self, num_due: int, num_lagging: int) -> Load:
-        first = next(iter(self._waiting), None)
+    def _load(self, lagging: Collection[Request]) -> Load:
         return Load(
             self.max_num_batched_tokens,
             self.max_num_seqs,
-            num_due,
-            num_lagging,
-            len(self._waiting),
-            self._now - first.waiting_since if first else 0.0,
+            self._grants.keys(),
+            lagging,
+            self._waiting.keys(),
             self._now,
             self.rates,
         )
 
-    def _set_budget(self, num_lagging: int) -> None:
+    def _set_budget(self, lagging: list[Request]) -> None:
         due = len(self._grants)
-        tokens, sequences = self.policy.budget(self._load(due, num_lagging))
+        tokens, sequences = self.policy.budget(self._load(lagging))
         # Whatever a policy says, those that lag can move and an idle engine can start.
         self._budget = min(max(tokens, due + 1), self.max_num_batched_tokens)
         self._left = self._budget - due

@@ -73,8 +73,8 @@ class SLOScheduler(FIFOScheduler):
         tokens, sequences = load.max_tokens, load.max_sequences
         if self.itl < math.inf:
             within = load.rates.tokens_within(self.itl * self.state.share)
-            if load.num_due or load.num_waiting > 1:
-                tokens = min(tokens, max(within, load.num_due + MIN_CHUNK // 4))
+            if load.due or len(load.waiting) > 1:
+                tokens = min(tokens, max(within, len(load.due) + MIN_CHUNK // 4))
             # A quarter of the step is kept for prompts, or no more could start.
             sequences = min(sequences, max(within - within // 4, 1))
         self._set(tokens=tokens, sequences=sequences)
@@ -96,6 +96,8 @@ class SLOScheduler(FIFOScheduler):
             return 1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s"
         if throughput < self.floor:
             return 1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and there is slack"
+        if itl < 0.85 * self.itl < math.inf:
+            return 1.05, f"P99 between tokens is {itl:.4f} s: there is slack"
         return 1.0, "all targets hold"
 
     def _steer(self, factor: float, reason: str) -> None:
