@@ -172,7 +172,7 @@ def _with_heads(
                 a, b = (first + pieces * (share + i) // shares for i in (0, 1))
                 out.append((*base, a, b, address, shares, first, last, partial))
             counter += 1
-            partial += pieces * rows * (dim + 16)
+            partial += pieces * (rows * dim + 2 * cpu_layout.SUB)
     items = np.array(out, np.int64).reshape(-1, ITEM_SLOTS)
     cost = items[:, 1] * (items[:, 6] - items[:, 5])
     return np.ascontiguousarray(items[np.argsort(-cost, kind="stable")]), counters, partial

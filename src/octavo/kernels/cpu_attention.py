@@ -43,6 +43,7 @@ from octavo.kernels.cpu_vector import (
     vadd,
     vdiv,
     vexp2,
+    vexp2_rough,
     vfma,
     vkeep,
     vload,
@@ -59,13 +60,8 @@ from octavo.kernels.cpu_vector import (
 )  # fmt: skip
 
 _LOG2E = 1.4426950408889634
-_NONE = np.float32(-np.inf)
+_NONE = np.float32(-1e30)  # below any score; finite, so that two of them can be subtracted
 _ONE = np.float32(1.0)
-
-
-@jit
-def _exp2(x):
-    return vtop(vexp2(vsplat(x)))
 
 
 @jit
@@ -81,61 +77,101 @@ def _squash(s, first, end, cap, factor):
 
 
 def _softmax(half: bool) -> Any:
-    size = 2 if half else 4
-    put = vstoreh if half else vstore
+    size, step = (2 if half else 4), 4 * LANES
+    put, exp2 = (vstoreh, vexp2_rough) if half else (vstore, vexp2)
 
     @jit
-    def softmax(s, p, low, high, columns, scale, cap, stats):
-        """p = exp(score - m) of keys low..high-1, 0 of the other columns; m (base 2), l to stats.
-
-        The sum runs lane by lane: lane i adds keys i, i + LANES, ... in order.
-        """
-        first, end = low // LANES, (high + LANES - 1) // LANES
-        factor = scale * _LOG2E
-        if cap > 0.0:
-            _squash(s, first, end, cap, scale / cap)
-            factor = _LOG2E
-        for v in (first, end - 1):
+    def peak(s, low, high, factor):
+        """Mask a row of scores outside low..high-1, up to whole steps; returns its maximum."""
+        first, end = low // step * 4, (high + step - 1) // step * 4  # in vectors
+        for v in range(first, (low + LANES - 1) // LANES):
             here = s + v * LANES * 4
-            vstore(here, vkeep(vload(here), low - v * LANES, high - v * LANES, _NONE))
-        top = vsplat(_NONE)
-        for v in range(first, end):
-            top = vmax(vload(s + v * LANES * 4), top)
-        m = vtop(top) * np.float32(factor)
-        slope, shift, total = vsplat(np.float32(factor)), vsplat(-m), vsplat(np.float32(0.0))
-        for v in range(first, end):
-            weight = vexp2(vfma(vload(s + v * LANES * 4), slope, shift))
-            total = vadd(total, weight)
-            put(p + v * LANES * size, weight)
-        zero(p, first * LANES * size)
-        zero(p + end * LANES * size, (columns - end * LANES) * size)
-        setf(stats, m)
-        setf(stats + 4, vsum(total))
+            vstore(here, vkeep(vload(here), low - v * LANES, LANES, _NONE))
+        for v in range(high // LANES, end):
+            here = s + v * LANES * 4
+            vstore(here, vkeep(vload(here), 0, high - v * LANES, _NONE))
+        t0 = t1 = t2 = t3 = vsplat(_NONE)
+        for here in range(s + first * LANES * 4, s + end * LANES * 4, step * 4):
+            t0, t1 = vmax(vload(here), t0), vmax(vload(here + LANES * 4), t1)
+            t2, t3 = vmax(vload(here + LANES * 8), t2), vmax(vload(here + LANES * 12), t3)
+        return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
+
+    @jit
+    def weights(s, low, high, filled, factor, m):
+        """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
+        Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order."""
+        first, end = low // step * 4, (high + step - 1) // step * 4
+        slope, shift = vsplat(factor), vsplat(-m)
+        t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
+        to = s + first * LANES * size
+        for here in range(s + first * LANES * 4, s + end * LANES * 4, step * 4):
+            w0 = exp2(vfma(vload(here), slope, shift))
+            w1 = exp2(vfma(vload(here + LANES * 4), slope, shift))
+            w2 = exp2(vfma(vload(here + LANES * 8), slope, shift))
+            w3 = exp2(vfma(vload(here + LANES * 12), slope, shift))
+            t0, t1, t2, t3 = vadd(t0, w0), vadd(t1, w1), vadd(t2, w2), vadd(t3, w3)
+            put(to, w0)
+            put(to + LANES * size, w1)
+            put(to + LANES * size * 2, w2)
+            put(to + LANES * size * 3, w3)
+            to += step * size
+        if first > 0:
+            zero(s, first * LANES * size)
+        if end * LANES < filled:
+            zero(s + end * LANES * size, (filled - end * LANES) * size)
+        return vadd(vadd(t0, t1), vadd(t2, t3))
+
+    @jit
+    def softmax(s, rows, first, groups, window, filled, scale, cap, m, l, room):  # noqa: E741
+        """Scores of `rows` rows to weights, in place; m (in base 2) and l of each.
+
+        Row r is query (first + r) // groups, counted so that query i sees the keys up to i. Three
+        passes over the rows, so that no row waits for the sum of the one before.
+        """
+        factor = np.float32((scale if cap == 0.0 else 1.0) * _LOG2E)
+        for r in range(rows):
+            high = (first + r) // groups + 1
+            low = max(0, high - window) if window > 0 else 0
+            row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
+            top = _NONE
+            if low < high:
+                if cap > 0.0:
+                    begin, end = low // step * 4, (high + step - 1) // step * 4
+                    _squash(row, begin, end, cap, scale / cap)
+                top = peak(row, low, high, factor)
+            setf(m + 4 * r, top)
+        for r in range(rows):
+            high = (first + r) // groups + 1
+            low = max(0, high - window) if window > 0 else 0
+            row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
+            total = vsplat(np.float32(0.0))
+            if low < high:
+                total = weights(row, low, high, filled, factor, getf(m + 4 * r))
+            else:
+                zero(row, filled * size)
+            vstore(room + r * LANES * 4, total)
+        for r in range(rows):
+            setf(l + 4 * r, vsum(vload(room + r * LANES * 4)))
 
     return softmax
 
 
 @jit
-def _join(o, stats, o_new, stats_new, dim):
-    """Join a piece (o_new; m, l here stats_new) to what a row has so far."""
-    m, m_new = getf(stats), getf(stats_new)
-    if m_new == _NONE:
-        return
-    top = max(m, m_new)
-    a, b = _exp2(m - top), _exp2(m_new - top)
-    setf(stats, top)
-    setf(stats + 4, getf(stats + 4) * a + getf(stats_new + 4) * b)
-    va, vb = vsplat(a), vsplat(b)
-    for i in range(0, dim * 4, LANES * 4):
-        vstore(o + i, vfma(vload(o + i), va, vmul(vload(o_new + i), vb)))
-
-
-@jit
-def _reset(o, stats, rows, dim):
-    zero(o, rows * dim * 4)
+def _join(o, m, l, new_o, new_m, new_l, rows, dim, room):  # noqa: E741
+    """Join a piece (new_...) to what up to SUB rows have so far. A row that saw nothing yet, or
+    sees nothing of this piece, has l = 0, o = 0 and a least m."""
+    for i in range(0, rows * 4, LANES * 4):
+        old, new = vload(m + i), vload(new_m + i)
+        top = vmax(old, new)
+        a, b = vexp2(vsub(old, top)), vexp2(vsub(new, top))
+        vstore(room + i, a)
+        vstore(room + at.SUB * 4 + i, b)
+        vstore(m + i, top)
+        vstore(l + i, vfma(vload(l + i), a, vmul(vload(new_l + i), b)))
     for r in range(rows):
-        setf(stats + 8 * r, _NONE)
-        setf(stats + 8 * r + 4, np.float32(0.0))
+        a, b = vsplat(getf(room + 4 * r)), vsplat(getf(room + at.SUB * 4 + 4 * r))
+        for i in range(r * dim * 4, (r + 1) * dim * 4, LANES * 4):
+            vstore(o + i, vfma(vload(o + i), a, vmul(vload(new_o + i), b)))
 
 
 def _finish(half: bool) -> Any:
@@ -143,7 +179,7 @@ def _finish(half: bool) -> Any:
     put, put_one = (vstoreh, seth) if half else (vstore, setf)
 
     @jit
-    def finish(a, item, o, stats, dim):
+    def finish(a, item, o, l, dim):  # noqa: E741
         """out = o / l for the rows of an item."""
         heads, head_dim = geti(a + at.HEADS), geti(a + at.HEAD_DIM)
         groups = heads // geti(a + at.KV_HEADS)
@@ -151,7 +187,7 @@ def _finish(half: bool) -> Any:
             row = (geti(item + at.TOKEN) + r // groups) * heads
             head = geti(item + at.KV_HEAD) * groups + r % groups
             to = geti(a + at.OUT) + (row + head) * head_dim * size
-            here, factor = o + r * dim * 4, _ONE / getf(stats + 8 * r + 4)
+            here, factor = o + r * dim * 4, _ONE / getf(l + 4 * r)
             whole = head_dim // LANES * LANES
             for i in range(0, whole, LANES):
                 put(to + i * size, vmul(vload(here + i * 4), vsplat(factor)))
@@ -270,95 +306,94 @@ def attention(kind: str) -> Any:
     keys = 16 if tiles else LANES
 
     @jit
-    def piece(a, item, index, scratch, q, o_new, r, count, dim, depth, k_stride, per_part):
-        """One piece for rows r..r+count-1: o to o_new, (m, l) to stats; False if none is seen."""
-        groups = geti(a + at.HEADS) // geti(a + at.KV_HEADS)
-        window, start = geti(a + at.WINDOW), index * at.KEYS
-        position = geti(item + at.POSITION)
-        stats = scratch + at.STATS
+    def piece(a, item, index, scratch, q, o, m, l, r, count, k_stride, per_part):  # noqa: E741
+        """o, m, l of one piece of the keys for rows r..r+count-1 (row r of Q is at q)."""
+        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
+        dim = (head_dim + 15) // 16 * 16
+        depth = (dim + 31) // 32 * 32 if tiles else dim
+        window, start, position = geti(a + at.WINDOW), index * at.KEYS, geti(item + at.POSITION)
         seen = min(at.KEYS, position + (r + count - 1) // groups + 1 - start)
-        if seen <= 0:
-            return False
         columns = (seen + step - 1) // step * step
         parts = (seen + per_part - 1) // per_part
-        s, p, here = scratch + at.S, scratch + at.P, q + r * depth * size
-        words, stride = depth // pair, depth * size
-        keys_at, groups_of = scratch + at.K_AT, columns // keys
-        scores(s, at.S_STRIDE, here, stride, count, keys_at, groups_of, words, k_stride)
+        s, k_at, v_at = scratch + at.S, scratch + at.K_AT, scratch + at.V_AT
+        words, wide = depth // pair, dim // LANES
+        scores(s, at.S_STRIDE, q, depth * size, count, k_at, columns // keys, words, k_stride)
+        first = (position - start) * groups + r
         filled = max(parts * per_part, columns)
         scale, cap = getd(a + at.SCALE), getd(a + at.CAP)
-        for i in range(count):
-            high = position + (r + i) // groups + 1 - start
-            low = max(0, high - window) if window > 0 else 0
-            high = min(high, at.KEYS)
-            row, to = s + i * at.S_STRIDE, p + i * at.P_STRIDE
-            if low < high:
-                softmax(row, to, low, high, filled, scale, cap, stats + 8 * i)
-            else:
-                zero(to, parts * per_part * size)
-                setf(stats + 8 * i, _NONE)
-        values, length, wide = scratch + at.V_AT, per_part // pair, dim // LANES
-        weighted(o_new, dim * 4, p, at.P_STRIDE, count, values, parts, length, dim * 4, wide)
-        return True
+        softmax(s, count, first, groups, window, filled, scale, cap, m, l, scratch + at.SUMS)
+        words = per_part // pair
+        weighted(o, dim * 4, s, at.S_STRIDE, count, v_at, parts, words, dim * 4, wide)
 
     @jit
-    def join_shares(a, item, o, stats, rows, dim):
+    def nothing(o, m, l, rows, dim):  # noqa: E741
+        """What rows have that see no key."""
+        zero(o, rows * dim * 4)
+        zero(l, rows * 4)
+        for r in range(rows):
+            setf(m + 4 * r, _NONE)
+
+    @jit
+    def join_shares(a, item, o, m, l, rows, dim, room):  # noqa: E741
         """Join what all items of a group left, in the order of the pieces."""
-        entry = (dim + 16) * 4
-        here = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4
-        _reset(o, stats, rows, dim)
+        kept, entry = (
+            geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4,
+            (dim * rows + 2 * at.SUB) * 4,
+        )
+        nothing(o, m, l, rows, dim)
         for _ in range(geti(item + at.GROUP_FIRST), geti(item + at.GROUP_LAST)):
-            for r in range(rows):
-                _join(o + r * dim * 4, stats + 8 * r, here, here + dim * 4, dim)
-                here += entry
+            stats = kept + dim * rows * 4
+            _join(o, m, l, kept, stats, stats + at.SUB * 4, rows, dim, room)
+            kept += entry
 
     @jit
     def attend(a, item, scratch):
         head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
         dim = (head_dim + 15) // 16 * 16
         depth = (dim + 31) // 32 * 32 if tiles else dim
-        rows = geti(item + at.QUERIES) * groups
+        rows, window = geti(item + at.QUERIES) * groups, geti(a + at.WINDOW)
         padded = (rows + at.SUB - 1) // at.SUB * at.SUB
         q = scratch + at.REST
         o = q + padded * depth * size
-        stats = o + padded * dim * 4
-        o_new = stats + padded * 8
-        room_k = o_new + at.SUB * dim * 4
+        m, new_o = o + padded * dim * 4, o + padded * dim * 4 + padded * 8
+        l, new_m, new_l = m + padded * 4, scratch + at.STATS, scratch + at.STATS + at.SUB * 4  # noqa: E741
+        room_k = new_o + at.SUB * dim * 4
         room_v = room_k + at.KEYS * depth * size
         if tiles:
             cpu_tiles.tiles_shape(scratch + at.CONFIG, min(rows, 16))
         pack_q(a, item, q, depth)
-        _reset(o, stats, rows, dim)
-        shared = geti(item + at.COUNT) != 0
-        entry = (dim + 16) * 4
-        end = geti(item + at.POSITION) + geti(item + at.QUERIES)
+        nothing(o, m, l, rows, dim)
+        shared, position = geti(item + at.COUNT) != 0, geti(item + at.POSITION)
+        kept = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4
         for index in range(geti(item + at.FIRST), geti(item + at.LAST)):
             start = index * at.KEYS
-            count = min(at.KEYS, end - start)
+            count = min(at.KEYS, position + geti(item + at.QUERIES) - start)
             k_stride = place_k(a, item, start, count, dim, depth, scratch + at.K_AT, room_k)
             per_part = place_v(a, item, start, count, dim, scratch + at.V_AT, room_v)
-            number = index - geti(item + at.GROUP_FIRST)
-            kept = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4 + number * rows * entry
             for r in range(0, rows, at.SUB):
                 n = min(at.SUB, rows - r)
-                there = piece(
-                    a, item, index, scratch, q, o_new, r, n, dim, depth, k_stride, per_part
-                )
-                for i in range(n):
-                    new, new_stats = o_new + i * dim * 4, scratch + at.STATS + 8 * i
+                to_o, to_m, to_l = new_o, new_m, new_l
+                if shared:
+                    number = index - geti(item + at.GROUP_FIRST)
+                    to_o = kept + number * (rows * dim + 2 * at.SUB) * 4
+                    to_m = to_o + rows * dim * 4
+                    to_l = to_m + at.SUB * 4
+                newest, oldest = position + (r + n - 1) // groups, position + r // groups
+                if newest < start or (window > 0 and oldest - window >= start + at.KEYS - 1):
                     if shared:
-                        here = kept + (r + i) * entry
-                        copy(here, new, dim * 4)
-                        setf(here + dim * 4, getf(new_stats) if there else _NONE)
-                        setf(here + dim * 4 + 4, getf(new_stats + 4))
-                    elif there:
-                        _join(o + (r + i) * dim * 4, stats + 8 * (r + i), new, new_stats, dim)
+                        nothing(to_o, to_m, to_l, n, dim)
+                    continue
+                q_at = q + r * depth * size
+                piece(a, item, index, scratch, q_at, to_o, to_m, to_l, r, n, k_stride, per_part)
+                if not shared:
+                    o_at, m_at, l_at = o + r * dim * 4, m + r * 4, l + r * 4
+                    _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + at.FACTORS)
         if shared:
             if take(geti(item + at.COUNT)) != geti(item + at.SHARES) - 1:
                 return
             seti(geti(item + at.COUNT), 0)  # for the next layer
-            join_shares(a, item, o, stats, rows, dim)
-        finish(a, item, o, stats, dim)
+            join_shares(a, item, o, m, l, rows, dim, scratch + at.FACTORS)
+        finish(a, item, o, l, dim)
 
     @jit
     def work(a):

@@ -8,7 +8,6 @@ Free of Numba, so that compiled kernels can be called without importing it.
 KEYS = 256  # keys of a piece: K and V of one head of 64 take 64 KB in bfloat16
 SUB = 32  # rows of a product; 32 x KEYS scores take 32 KB
 S_STRIDE = KEYS * 4 + 64  # one line more, so that rows do not fall on the same cache sets
-P_STRIDE = S_STRIDE
 
 # Byte offsets of the arguments, 8 bytes each. SCALE and CAP (0: none) are float64; WINDOW 0: none;
 # Q_STRIDE is bytes from token to token; TABLES are int32; SCRATCH_SIZE is bytes of each thread.
@@ -24,7 +23,7 @@ CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
 # the first query in its sequence; TABLE: the row's block table, an entry counted from TABLES;
 # pieces FIRST..LAST-1. Where a query's pieces are shared by SHARES items, COUNT is the address
 # of their common counter, GROUP_FIRST..GROUP_LAST-1 all their pieces, and SHARED (in float32
-# from the argument PARTIAL) where [pieces, rows, dim + 16] of o, m, l is kept; else COUNT is 0.
+# from the argument PARTIAL) where each piece's o [rows, dim], m [SUB], l [SUB] are kept; else COUNT is 0.
 (
     TOKEN, QUERIES, POSITION, KV_HEAD, TABLE, FIRST, LAST, COUNT, SHARES,
     GROUP_FIRST, GROUP_LAST, SHARED,
@@ -32,9 +31,8 @@ CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
 ITEM_SLOTS = 12
 
 # A thread's scratch: fixed parts, then at REST those that depend on the shape.
-CONFIG, K_AT, V_AT, STATS, S = 0, 64, 64 + 1024, 64 + 2048, 64 + 2048 + 256
-P = S + SUB * S_STRIDE
-REST = P + SUB * P_STRIDE
+CONFIG, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 1088, 2112, 2368, 2624, 4672
+REST = S + SUB * S_STRIDE
 
 
 def padded_dim(head_dim: int) -> int:
