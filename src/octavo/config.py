@@ -52,6 +52,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache in bytes", low=1)
     num_gpu_blocks_override: int | None = _option(None, "number of KV blocks", low=1)
     swap_space: float = _option(4, "GiB of host memory for the KV of preempted requests")
+    swap_path: str | None = _option(
+        None, "folder on a disk for swapped KV, where host memory is scarce (CPU: default memory)"
+    )
     preemption_mode: PreemptionMode = _option(
         "auto", "what becomes of a preempted request's KV; auto takes what is expected quicker"
     )

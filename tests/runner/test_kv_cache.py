@@ -6,6 +6,7 @@ import torch
 from octavo.attention.base import AttentionSpec
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import BlockCopy
+from octavo.errors import ConfigError
 from octavo.runner.kv_cache import KVCache, block_bytes
 
 SPECS = [AttentionSpec(4, 2, 8, 1.0), AttentionSpec(4, 1, 16, 1.0)]
@@ -56,3 +57,30 @@ def test_every_value_of_a_block_is_copied(cache):
 def test_block_bytes_is_what_the_tensors_take(cache):
     total = sum(layer.numel() * layer.element_size() for layer in cache.layers)
     assert block_bytes(TorchAttention(), SPECS, 4, torch.float32) * 8 == total
+
+
+def test_the_host_pool_may_lie_on_a_disk(tmp_path):
+    made = KVCache(
+        TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", num_host_blocks=5,
+        swap_path=str(tmp_path),
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind, however the process ends
+    value = torch.randn_like(made.layers[1][3])
+    made.layers[1][3] = value
+    made.copy([BlockCopy("out", 3, 4)])
+    made.layers[1][3] = 0
+    made.copy([BlockCopy("in", 4, 6)])
+    assert torch.equal(made.layers[1][6], value)
+
+
+def test_a_swap_path_that_cannot_be_used_is_refused(tmp_path):
+    def make(path, blocks=5):
+        KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", blocks, str(path))
+
+    with pytest.raises(ConfigError, match=r"swap_path.*nowhere.*No such file"):
+        make(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"swap_path.*Not a directory"):
+        make(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"swap_path.*cannot hold"):
+        make(tmp_path, 2**45)

@@ -1,11 +1,15 @@
 """Owns the KV tensors: one per layer, block first, in the layout that the backend asks for."""
 
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.core.plan import BlockCopy
+from octavo.errors import ConfigError
 
 
 class KVCache:
@@ -23,13 +27,17 @@ class KVCache:
         kv_dtype: torch.dtype,
         device: str,
         num_host_blocks: int = 0,
+        swap_path: str | None = None,
     ) -> None:
-        def pool(blocks: int, where: str) -> list[torch.Tensor]:
-            layouts = [backend.kv_layout(s, blocks, block_size, kv_dtype) for s in specs]
-            return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in layouts]
+        def layouts(blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+            return [backend.kv_layout(spec, blocks, block_size, kv_dtype) for spec in specs]
 
-        self.layers = pool(num_blocks, device)
-        self.host = pool(num_host_blocks, "cpu") if num_host_blocks else []
+        self.layers = [torch.empty(s, dtype=d, device=device) for s, d in layouts(num_blocks)]
+        self.host: list[torch.Tensor] = []
+        if num_host_blocks and swap_path:
+            self.host = [_on_disk(swap_path, s, d) for s, d in layouts(num_host_blocks)]
+        elif num_host_blocks:
+            self.host = [torch.empty(s, dtype=d) for s, d in layouts(num_host_blocks)]
         for layer in self.layers:
             layer[0].zero_()  # the null block is read as padding, so it must be finite
 
@@ -67,3 +75,25 @@ def block_bytes(
         shape, dtype = backend.kv_layout(spec, 1, block_size, kv_dtype)
         total += torch.Size(shape).numel() * dtype.itemsize
     return total
+
+
+def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in a file of `folder` that is gone when the process is, however it ends.
+
+    Its whole size is taken at once, so that the disk cannot run out while requests are on it.
+    Raises ConfigError when the folder cannot be written or the disk is too small.
+    """
+    size = torch.Size(shape).numel()
+    try:
+        handle, name = tempfile.mkstemp(prefix="octavo-swap-", dir=Path(folder).expanduser())
+        try:
+            os.posix_fallocate(handle, 0, size * dtype.itemsize)
+            return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(handle)
+            os.unlink(name)
+    except OSError as error:
+        raise ConfigError(
+            f"swap_path {folder!r} cannot hold {size * dtype.itemsize} bytes of swapped KV for "
+            f"one layer: {error.strerror}; give a writable folder with room for swap_space"
+        ) from error

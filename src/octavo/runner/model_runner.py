@@ -128,10 +128,13 @@ class ModelRunner:
         if config.kv_cache_memory_bytes is not None:
             return config.kv_cache_memory_bytes, {}
         found = memory.measure(config.gpu_memory_utilization, self._step_peak())
-        # On a CPU the swap pool is the same memory, so it takes a quarter at most.
-        swap = min(self._swap_space, max(0, found.budget // 4))
-        kv = found.budget - swap
-        logger.info("KV memory: %s, %.2f of them for swap", found.explain(), swap / memory.GIB)
+        swap = self._swap_space
+        kv = found.budget
+        if not config.swap_path:
+            # On a CPU the swap pool is the same memory, so it takes a quarter at most.
+            swap = min(swap, max(0, kv // 4))
+            kv -= swap
+        logger.info("KV memory: %s; swap %.2f GiB", found.explain(), swap / memory.GIB)
         return kv, {
             "total": found.total, "limit": found.limit, "used": found.used,
             "step_peak": found.step_peak, "swap": swap, "kv": kv,
@@ -218,7 +221,7 @@ class ModelRunner:
     def _make_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
         return KVCache(
             self.backend, self.model.attention_specs, num_blocks, self.config.block_size,
-            self.kv_dtype, self.device, num_host_blocks,
+            self.kv_dtype, self.device, num_host_blocks, self.config.swap_path,
         )  # fmt: skip
 
     def _make_builder(self, max_model_len: int) -> BatchBuilder:
