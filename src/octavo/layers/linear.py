@@ -15,8 +15,9 @@ import torch.nn.functional as F
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-# Rows the weight is laid out for. bf16: 1 chooses oneDNN's layout of 64 columns a block, whose
-# rows agree over far more row counts than those of wider hints, at equal speed. fp32: 64.
+# Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns. On AMX
+# their rows agree over nearly all row counts (wider hints: two or more groups of counts), for
+# 5% more time at 64 rows, 9% at 2,048, none at 1; without AMX the hints do not differ. fp32: 64.
 _LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
 
 _CANONICAL = 64  # the row count whose bits are the right ones, and the last resort for pieces
@@ -40,6 +41,7 @@ class StableRows(dict[int, int]):
     def __init__(self, product: Product, weight: torch.Tensor) -> None:
         super().__init__()
         self.blind = True
+        self._most = 0
         self.watch(product, weight)
 
     def watch(self, product: Product, weight: torch.Tensor) -> None:
@@ -48,6 +50,15 @@ class StableRows(dict[int, int]):
         self._inputs = _cancelling_inputs(weight)
         self._expected = self._tiled(_CANONICAL)[:_PROBE_ROWS]
         self.blind = not bool(self._expected.any())
+
+    def cheap(self, most_rows: int = 0) -> bool:
+        """Whether steps of up to `most_rows` need at most a quarter more rows, and no pieces.
+
+        The largest count asked for so far is remembered.
+        """
+        self._most = max(self._most, most_rows)
+        counts = [n for n in (256, self._most) if _CANONICAL < n <= self._most]
+        return all(n <= self[n] <= n + n // 4 for n in counts)
 
     def __missing__(self, rows: int) -> int:
         fit = rows
@@ -102,34 +113,54 @@ def _cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Products:
-    """Makes products for one device and dtype; equal shapes share what was found out of them."""
+    """Makes products for one device and dtype; equal shapes share what was found out of them.
 
-    def __init__(self, device: str, dtype: torch.dtype, stable: bool = True) -> None:
-        self._stable = stable
+    most_rows: the largest step. In bf16 a shape whose rows could agree only by working in
+    pieces (on AMX: inner sizes above about 2,000) is left as it is unless `strict`: pieces
+    double the time of a long prompt. In fp32 rows always agree.
+    """
+
+    def __init__(
+        self, device: str, dtype: torch.dtype, most_rows: int = 2048, strict: bool = False
+    ) -> None:
+        self._most_rows = most_rows
+        self._strict = strict or dtype == torch.float32
         self._shapes: dict[tuple[int, int, bool], StableRows] = {}
         self._packed = device == "cpu" and dtype in _LAYOUT_ROWS and _has_onednn(dtype)
-        self._rows = _LAYOUT_ROWS.get(dtype, 1)
+        self._hint = _LAYOUT_ROWS.get(dtype, 1)
 
-    def make(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+    def make(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, most_rows: int | None = None
+    ) -> Product:
         """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed."""
-        product = self._pack(weight, bias) if self._packed else _plain(weight, bias)
-        if not self._stable:
-            return product
-        key = (*weight.shape, bias is not None)
+        if self._packed:
+            op = torch.ops.mkldnn._reorder_linear_weight
+            product = _onednn(op(weight, self._hint), bias)
+        else:
+            product = _plain(weight, bias)
+        key = (weight.shape[0], weight.shape[1], bias is not None)
         if key not in self._shapes:
             self._shapes[key] = StableRows(product, weight)
-        elif self._shapes[key].blind:
-            self._shapes[key].watch(product, weight)
-        return _with_stable_rows(product, self._shapes[key])
+        fits = self._shapes[key]
+        if fits.blind:
+            fits.watch(product, weight)
+        if self._strict or fits.cheap(most_rows or self._most_rows):
+            return _with_stable_rows(product, fits)
+        return product
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._rows)
-        return _onednn(packed, bias)
+    @property
+    def unstable(self) -> list[str]:
+        """The shapes, as "KxN", whose rows depend on how many they are."""
+        if self._strict:
+            return []
+        return [f"{k}x{n}" for (n, k, _), fits in self._shapes.items() if not fits.cheap()]
 
     def explain(self) -> str:
         """What serves the products, for `octavo doctor`."""
         how = "oneDNN on reordered weights" if self._packed else "torch linear"
-        return f"{how}, rows independent of their number" if self._stable else how
+        if self.unstable:
+            return f"{how}; rows depend on their number in {', '.join(self.unstable)}"
+        return f"{how}; rows do not depend on their number"
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

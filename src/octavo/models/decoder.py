@@ -92,8 +92,12 @@ class Decoder:
         products: Products,
         backend: AttentionBackend,
         window: int,
+        head_rows: int,
     ) -> None:
-        """Build from `take(name, ...)`, one module at a time; `window`: the longest sequence."""
+        """Build from `take(name, ...)`, one module at a time.
+
+        window: the longest sequence; head_rows: the most rows that one step draws from.
+        """
         self.spec = spec
         self.backend = backend
         self._ops, self._products, self._take = ops, products, take
@@ -104,7 +108,8 @@ class Decoder:
         self.attention_specs = [layer.spec for layer in layers]
         self._layers = [layer.forward for layer in layers]
         self._norm = self._rms_norm(FINAL_NORM).forward
-        self._head = products.make(embed if spec.tie_embeddings else take(HEAD))
+        head = embed if spec.tie_embeddings else take(HEAD)
+        self._head = products.make(head, most_rows=head_rows)
         del self._take
 
     def forward(

@@ -68,15 +68,23 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     logger.info(
         "loading %s (%s) from %s", config.model, spec.architecture, _described(checkpoint.files)
     )
+    products = Products(device, dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(spec, _renamed(spec, checkpoint), device, dtype, config.load_progress)
     with weights.progress():
         model: Decoder = registry.decoder_class(spec.family)(
             spec,
             weights.take,
             ops=ops,
-            products=Products(device, dtype),
+            products=products,
             backend=backend,
             window=window,
+            head_rows=config.max_num_seqs,
+        )
+    if products.unstable:
+        logger.warning(
+            "products of size %s round a little differently with the number of rows in a step; "
+            "deterministic=True makes them independent of it and long prompts slower",
+            ", ".join(products.unstable),
         )
     return model
 

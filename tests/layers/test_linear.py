@@ -1,0 +1,149 @@
+"""Products: right, and the same bits for a row however many rows there are."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from octavo.layers import linear
+from octavo.layers.linear import Product, Products, StableRows
+
+BF16, FP32 = torch.bfloat16, torch.float32
+ROW_COUNTS = (*range(1, 36), 48, 63, 64, 65, 100, 129, 150, 200, 256, 300)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows + columns)
+    return (torch.randn(rows, columns, generator=generator) / columns**0.5).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(7, 30), (96, 64), (33, 100)])
+def test_products_are_right(rows: int, columns: int, has_bias: bool, dtype: torch.dtype) -> None:
+    w = weight(rows, columns, dtype)
+    bias = torch.randn(rows).to(dtype) if has_bias else None
+    product = Products("cpu", dtype).make(w, bias)
+    for count in (1, 2, 17, 70):
+        x = torch.randn(count, columns).to(dtype)
+        exact = F.linear(x.double(), w.double(), None if bias is None else bias.double())
+        error = (product(x).double() - exact).abs().max()
+        assert error < (1e-5 if dtype == FP32 else 3e-2)
+        assert product(x).shape == (count, rows)
+
+
+# 1536 -> 576: on AMX some counts differ; 2048 -> 64 and 4864 -> 64: most do.
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "columns"), [(96, 576), (576, 1536), (64, 2048), (64, 4864)])
+def test_a_row_has_the_same_bits_in_any_company(
+    rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    product = Products("cpu", dtype, strict=True).make(weight(rows, columns, dtype))
+    x = torch.randn(max(ROW_COUNTS), columns, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = product(x)
+    for count in ROW_COUNTS:
+        assert torch.equal(product(x[:count]), whole[:count]), count
+        assert torch.equal(product(x[-count:]), whole[-count:]), count
+
+
+def flawed(w: torch.Tensor, bad: set[int]) -> Product:
+    """A product that sums in another order at the row counts in `bad`."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        wide, ours, half = x.float(), w.float(), x.shape[1] // 2
+        if len(x) in bad:
+            out = [ours[:, :half] @ row[:half] + ours[:, half:] @ row[half:] for row in wide]
+        else:
+            out = [ours @ row for row in wide]
+        return torch.stack(out).to(x.dtype)
+
+    return product
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(
+    ("bad", "rows", "fit"),
+    [
+        (set(), 40, 40),
+        ({40}, 40, 41),
+        (set(range(1, 33)), 1, 33),
+        (set(range(33, 64)), 40, 64),
+        (set(range(193, 257)), 200, 257),
+        (set(range(129, 4096)), 1000, 128),
+        (set(range(65, 4096)), 70, 64),
+        ({1}, 1, 2),
+    ],
+)
+def test_row_counts_that_disagree_are_found(
+    bad: set[int], rows: int, fit: int, dtype: torch.dtype
+) -> None:
+    w = weight(48, 300, dtype)
+    assert StableRows(flawed(w, bad), w)[rows] == fit
+
+
+@pytest.mark.parametrize("bad", [{40}, set(range(129, 4096)), set(range(1, 64))])
+def test_padded_and_split_rows_join_without_a_seam(bad: set[int]) -> None:
+    w = weight(48, 300, BF16)
+    product = linear._with_stable_rows(flawed(w, bad), StableRows(flawed(w, bad), w))
+    exact = flawed(w, set())
+    for count in (1, 40, 128, 129, 300, 384):
+        x = linear._cancelling_inputs(w).repeat(24, 1)[:count]
+        assert torch.equal(product(x), exact(x)), count
+
+
+def test_a_zero_weight_does_not_blind_the_shape() -> None:
+    """The first layer may hold zeros, of which every order of summation gives the same."""
+    bad = set(range(193, 257))
+    zero, real = torch.zeros(48, 300), weight(48, 300, FP32)
+    fits = StableRows(flawed(zero, bad), zero)
+    assert fits.blind
+    fits.watch(flawed(real, bad), real)
+    assert not fits.blind
+    assert fits[200] == 257
+
+
+def test_not_a_number_in_a_weight_is_no_error() -> None:
+    w = weight(48, 300, FP32)
+    w[3, 5] = float("nan")
+    Products("cpu", FP32).make(w)(torch.ones(3, 300))
+
+
+@pytest.mark.parametrize(
+    ("bad", "cheap"),
+    [(set(), True), ({200, 256}, True), (set(range(129, 4096)), False), ({2048}, True),
+     (set(range(250, 500)), False)],
+)  # fmt: skip
+def test_what_is_cheap(bad: set[int], cheap: bool) -> None:
+    w = weight(48, 300, BF16)
+    assert StableRows(flawed(w, bad), w).cheap(2048) is cheap
+
+
+def test_without_onednn_the_plain_product_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    products = Products("cpu", FP32)
+    w = weight(96, 64, FP32)
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(products.make(w)(x), F.linear(x, w))
+    assert products.explain().startswith("torch linear")
+
+
+def test_it_says_which_shapes_are_not_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = set(range(129, 4096))
+    monkeypatch.setattr(linear, "_onednn", lambda packed, bias: flawed(packed.to_dense(), bad))
+    monkeypatch.setattr(linear, "_has_onednn", lambda dtype: True)
+    w = weight(48, 300, BF16)
+    loose, strict = Products("cpu", BF16), Products("cpu", BF16, strict=True)
+    x = linear._cancelling_inputs(w).repeat(20, 1)
+    assert not torch.equal(loose.make(w)(x), flawed(w, set())(x))
+    assert torch.equal(strict.make(w)(x), flawed(w, set())(x))
+    assert (loose.unstable, strict.unstable) == (["300x48"], [])
+    assert "300x48" in loose.explain()
