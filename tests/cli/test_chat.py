@@ -108,6 +108,23 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(
     assert engine.closed == 1, "the request must be aborted"
 
 
+def test_ctrl_c_between_two_tokens_aborts_the_request(
+    engine: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = []
+    stream = engine.stream
+    monkeypatch.setattr(engine, "stream", lambda *args: streams.append(stream(*args)) or streams[0])
+
+    def interrupted(*args: object, **options: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    chat = Conversation(engine, SamplingParams(), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(builtins, "print", interrupted)
+    chat.turn("tell me")
+    assert engine.closed == 1, "someone else still holds the stream, so it must be closed by name"
+
+
 def test_ctrl_c_at_the_prompt_does_not_leave(
     engine: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

