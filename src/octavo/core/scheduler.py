@@ -49,6 +49,7 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 
 MAX_BYPASS = 32  # requests that may start before an earlier one that memory does not hold yet
 LOOK_AHEAD = 8  # requests without room that are looked past in one step
+MAX_DISPLACED = 3  # times that a request may be displaced before it has gained another token
 MIN_SHARE = 64  # tokens; smaller pieces of a long prompt cost more than they give others
 
 
@@ -332,6 +333,13 @@ class Scheduler:
         request.num_preemptions += 1
         self._send_back(request)
 
+    def _displace(self, request: Request) -> None:
+        num_tokens, times = request.displaced
+        again = num_tokens == len(request.tokens)
+        request.displaced = len(request.tokens), times + 1 if again else 1
+        self.num_displaced += 1
+        self._preempt(request)
+
     def _send_back(self, request: Request) -> None:
         """Take all blocks from `request` and let it wait, before those that never ran."""
         if self._prefers_swap(request) and self.kv.swap_out(request):
@@ -365,7 +373,7 @@ class Scheduler:
         """
         full = len(self._running) >= self._sequences
         crowded = full or not self._left or self.kv.pool.num_free <= self._spare()
-        if crowded and not (self._displaces and self._victim_of(request)):
+        if crowded and not self._victim_of(request, self._running):
             return False
         found = self.kv.find(request)
         if self._computed_now(request, len(found)):
@@ -375,8 +383,7 @@ class Scheduler:
             self._passed.append(request)
             return request.bypassed < MAX_BYPASS and len(self._passed) < LOOK_AHEAD
         for victim in victims:
-            self.num_displaced += 1
-            self._preempt(victim)
+            self._displace(victim)
         self._start(request, found)
         return True
 
@@ -393,8 +400,16 @@ class Scheduler:
         """Blocks to leave free: what is promised, and one more for each running request."""
         return self._promised + len(self._running) if self._running else 0
 
-    def _victim_of(self, request: Request) -> Request | None:
-        return self.policy.victim(self._running.keys(), request, self._now)
+    def _victim_of(self, request: Request, staying: dict[Request, None]) -> Request | None:
+        """Which of `staying` the waiting `request` may displace."""
+        if not self._displaces:
+            return None
+        victim = self.policy.victim(staying.keys(), request, self._now)
+        if victim is None or victim not in staying:
+            return None
+        # Whatever a policy says, nobody is sent away for ever.
+        num_tokens, times = victim.displaced
+        return None if times >= MAX_DISPLACED and num_tokens == len(victim.tokens) else victim
 
     def _victims(self, request: Request, found: list[int], full: bool) -> list[Request] | None:
         """Whom to preempt so that `request` can start: often nobody; None if it must wait."""
@@ -403,8 +418,8 @@ class Scheduler:
         left = self._left
         staying = self._running
         while full or short > 0 or not left:
-            victim = self.policy.victim(staying.keys(), request, self._now)
-            if not self._displaces or victim is None or victim not in staying:
+            victim = self._victim_of(request, staying)
+            if victim is None:
                 return None
             victims.append(victim)
             staying = {other: None for other in staying if other is not victim}
