@@ -104,7 +104,7 @@ _FORBIDDEN = re.compile(
         for first, last in [
             ("/wo", r"rk/(?:main|shared)"),
             ("/tm", r"p/\w"),
-            ("/ro", r"ot\b"),
+            ("/ro", r"ot/\."),
             ("/ho", r"me/\w"),
             ("/op", r"t/\w"),
             ("py", r"pi\.org"),
