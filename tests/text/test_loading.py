@@ -169,7 +169,7 @@ def test_the_templates_of_a_gguf(kinds: dict[str, Any]) -> None:
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens is not a list of str"),
         ({"tokenizer.ggml.tokens": "x"}, "tokens is not a list of str"),
         ({"tokenizer.ggml.token_type": [1]}, "1 token types"),
-        ({"tokenizer.ggml.merges": ["no such merge"]}, "merges do not fit"),
+        ({"tokenizer.ggml.merges": ["no such merge"]}, "cannot be built: .*`no` out of vocabulary"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id is 1000000, outside"),
         ({"tokenizer.ggml.bos_token_id": -1}, "bos_token_id is -1, outside"),
     ],
@@ -231,6 +231,26 @@ def test_chat_templates_of_a_folder(kinds: dict[str, Any], tmp_path: Path) -> No
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t")
     expected = {"default": "from file", "rag": "r", "tool_use": "t"}
     assert read_parts(tmp_path).chat_templates == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {"content": "y"}}}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": [1]}'),
+        ("tokenizer_config.json", b"\xff\xfe"),
+        ("chat_template.jinja", b"\xff"),
+        ("chat_template.json", b"[]"),
+    ],
+)
+def test_files_that_lie_are_one_error(
+    kinds: dict[str, Any], tmp_path: Path, name: str, content: bytes
+) -> None:
+    shutil.copy(kinds["byte"].folder / "tokenizer.json", tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError):
+        load_tokenizer(tmp_path)
 
 
 def test_special_tokens_map_fills_what_the_config_lacks(

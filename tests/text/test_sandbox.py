@@ -30,6 +30,8 @@ BOMBS = {
     "{{ ns.x | tojson }}",
     "join": "{{ range(99999) | list | join('x' * 100000) }}",
     "join method": "{{ ('x' * 100000).join(['a'] * 99999) }}",
+    "replace once": "{{ ('x' * 9999).replace('x', 'y' * 99999) | length }}",
+    "replace filter": "{{ ('x' * 9999) | replace('x', 'y' * 99999) | length }}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "squares": "{% set ns = namespace(n=9999) %}{% for i in range(90) %}"
     "{% set ns.n = ns.n * ns.n %}{% endfor %}",

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from octavo.errors import CheckpointError, ModelNotFoundError
+from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
 from octavo.text.gguf_metadata import read_gguf_header
 from octavo.text.spm_model import read_spm_model
 from octavo.text.vocab import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece, splitter
@@ -47,9 +47,17 @@ def read_parts(path: str | Path, metadata: Mapping[str, Any] | None = None) -> P
     is damaged, incomplete or of a kind that is not known.
     """
     path = Path(path).expanduser()
+    try:
+        return _read(path, metadata)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a file that lies brings about, in the library or here
+        raise CheckpointError(f"{path}: the tokenizer cannot be built: {error}") from error
+
+
+def _read(path: Path, metadata: Mapping[str, Any] | None) -> Parts:
     if metadata is not None or path.suffix == ".gguf":
-        header = read_gguf_header(path).metadata if metadata is None else metadata
-        return _from_gguf(path, header)
+        return _from_gguf(path, read_gguf_header(path).metadata if metadata is None else metadata)
     if path.is_file():
         folder, files = path.parent, [path]
     elif path.is_dir():
@@ -81,16 +89,7 @@ def _from_spm(file: Path, config: Mapping[str, Any], templates: dict[str, str]) 
     own = {name: texts[i] for name, i in ids.items() if i is not None and i < len(texts)}
     # SentencePiece models add BOS unless their config says otherwise.
     config = {"add_bos_token": "bos_token" in own, **own, **config}
-    return _finish(file, _sentencepiece(file, model.pieces), config, templates)
-
-
-def _sentencepiece(file: Path, pieces: Pieces) -> tokenizers.Tokenizer:
-    try:
-        return sentencepiece(pieces)
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises bare Exception for parts that do not fit
-        raise CheckpointError(f"{file}: the tokenizer's parts do not fit: {error}") from error
+    return _finish(file, sentencepiece(model.pieces), config, templates)
 
 
 def _finish(
@@ -163,8 +162,7 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
         merges = _listed(path, metadata, "merges", str)
         backend, add_bos = byte_level_bpe(tokens, merges, kinds, rule), rule.add_bos
     else:
-        pieces = _gguf_pieces(path, metadata, tokens, kinds, ids)
-        backend, add_bos = _sentencepiece(path, pieces), True
+        backend, add_bos = sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, ids)), True
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
              "padding": "pad_token"}  # fmt: skip
     return Parts(

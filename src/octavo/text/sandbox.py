@@ -199,7 +199,6 @@ class _Environment(ImmutableSandboxedEnvironment):
         """A filter named inside another (`map`): its results are charged one by one."""
         result = super().call_filter(name, value, args, kwargs, context, eval_ctx)
         if context is not None:
-            _budget(context).tick(1)
             _budget(context).weigh(result)
         return result
 

@@ -136,10 +136,7 @@ def byte_level_bpe(
     """A byte-level BPE pipeline. `tokens` are spelled in the byte alphabet, merges as "a b"."""
     vocab = _distinct(tokens)
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    try:
-        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=rule.whole_words)
-    except Exception as error:  # the library raises bare Exception for a merge of no token
-        raise CheckpointError(f"the tokenizer's merges do not fit its tokens: {error}") from error
+    model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=rule.whole_words)
     backend = tokenizers.Tokenizer(model)
     steps: list[Any] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns
