@@ -23,15 +23,17 @@ only those that might win take a logarithm, in float64.
 import math
 from typing import Any
 
+import numba
 import numpy as np
-from numba import njit, prange
+from numba import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
-OK = 0
-NOT_FINITE = 1  # a NaN or +inf among the logits
-EMPTY = 2  # every logit is -inf
+from octavo.kernels import cpu_sampling_ops as slot
+from octavo.kernels.cpu_sampling_ops import EMPTY, NOT_FINITE, OK
+from octavo.kernels.cpu_vector import getd, geti, seti, take
 
-# Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
-_PIECE = 64
+_PIECE = slot.PIECE
 # A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.
 _FEW = 128
 
@@ -53,38 +55,60 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _S11, _S40, _U1 = np.uint64(11), np.uint64(40), np.uint64(1)
 _TO_24 = np.float32(2.0**-24)
-# Fewer rows than this are done by the calling thread: waking others costs up to 10 us, a greedy
-# row takes 7 us, and on a busy machine a woken thread may come milliseconds late.
-_SHARED = 4
 # Room for the rounding of float32 wherever a comparison may only rule out, never decide.
 _SLACK = np.float32(1.0001)
 _NO_COUNT = np.int32(0)
 
-# Only the kernels that Python calls get wrappers and a cache entry; the rest becomes part of them.
-_inner: dict[str, Any] = {
-    "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+
+# Without Numba's memory runtime, which is not there when compiled code runs later: no function
+# may make or return an array, so lists lie in a thread's scratch and functions return counts.
+# Nothing but kernels calls them, so they need no wrappers, which would double the compile time.
+_options: Any = {
+    "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
 }  # fmt: skip
-_jit: Any = njit(**_inner)
-# Sums may be split into lanes (in an order fixed at compile time); nothing else is relaxed.
-_jit_sum: Any = njit(fastmath={"reassoc", "nsz"}, **_inner)
-_jit_rows: Any = njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+jit: Any = numba.njit(**_options)
+# Sums may be split into lanes, in an order fixed at compile time; nothing else is relaxed.
+_jit_sum: Any = numba.njit(fastmath={"reassoc", "nsz"}, **_options)
 
 
-@_jit
-def _key(x):  # type: ignore[no-untyped-def]
+def _view(kind: Any) -> Any:
+    """A function (address, size) -> array over memory that is there already."""
+
+    @intrinsic
+    def view(context, address, size):
+        array = types.Array(kind, 1, "C")
+
+        def code(context, builder, signature, values):
+            made = context.make_array(array)(context, builder)
+            step = context.get_constant(types.intp, kind.bitwidth // 8)
+            data = builder.inttoptr(values[0], made.data.type)
+            populate_array(made, data, [values[1]], [step], step, None)
+            return made._getvalue()
+
+        return array(types.int64, types.int64), code
+
+    return view
+
+
+_floats, _doubles = _view(types.float32), _view(types.float64)
+_shorts, _ints, _longs = _view(types.int16), _view(types.int32), _view(types.int64)
+
+
+@jit
+def _key(x):
     """An int32 that orders as the float32 does; NaN lies beyond both infinities."""
     bits = np.float32(x + _ZERO).view(np.int32)  # -0.0 becomes 0.0
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _FLIP))
 
 
-@_jit
-def _float(key):  # type: ignore[no-untyped-def]
+@jit
+def _float(key):
     """The inverse of `_key`."""
     return np.int32(key ^ np.int32(np.int32(key >> np.int32(31)) & _FLIP)).view(np.float32)
 
 
-@_jit
-def _exp(x):  # type: ignore[no-untyped-def]
+@jit
+def _exp(x):
     """e**x in float32 for x <= 0, plain arithmetic so that it vectorizes; relative error < 3e-7.
 
     Below -87 it stays at e**-87 = 1.6e-38, which no sum over a vocabulary notices.
@@ -97,34 +121,34 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return p * np.int32(np.int32(n + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@_jit
-def _scale(temperature):  # type: ignore[no-untyped-def]
+@jit
+def _scale(temperature):
     return np.float32(min(1.0 / temperature, 1e30))
 
 
-@_jit
-def _mix(z):  # type: ignore[no-untyped-def]
+@jit
+def _mix(z):
     z = (z ^ (z >> _S30)) * _MIX_1
     z = (z ^ (z >> _S27)) * _MIX_2
     return z ^ (z >> _S31)
 
 
-@_jit
-def _state(seed, index, position):  # type: ignore[no-untyped-def]
+@jit
+def _state(seed, index, position):
     """The SplitMix64 state of one draw; each of the three is mixed in by a full round."""
-    state = _mix(seed + _GOLDEN)
+    state = _mix(np.uint64(seed) + _GOLDEN)
     state = _mix(state + _GOLDEN * (np.uint64(index) + _U1))
     return _mix(state + _GOLDEN * (np.uint64(position) + _U1))
 
 
-@_jit
-def _step(state, token):  # type: ignore[no-untyped-def]
+@jit
+def _step(state, token):
     """SplitMix64's counter at a token id."""
     return state + (np.uint64(token) + _U1) * _GOLDEN
 
 
-@_jit
-def _time(bits, logit, top, temperature):  # type: ignore[no-untyped-def]
+@jit
+def _time(bits, logit, top, temperature):
     """A token's arrival in the race, E / p, in float64; `top` is the largest logit."""
     weight = math.exp((np.float64(logit) - np.float64(top)) / temperature)
     if weight == 0.0:
@@ -133,8 +157,8 @@ def _time(bits, logit, top, temperature):  # type: ignore[no-untyped-def]
 
 
 # Inner loops over one piece: a slice of known start is what lets LLVM vectorize them.
-@_jit
-def _bounds(piece):  # type: ignore[no-untyped-def]
+@jit
+def _bounds(piece):
     high, low = _NEG_INF_KEY, _INF_KEY
     for i in range(piece.size):
         key = _key(piece[i])
@@ -144,7 +168,7 @@ def _bounds(piece):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _piece_count(piece, low):  # type: ignore[no-untyped-def]
+def _piece_count(piece, low):
     count = _NO_COUNT
     for i in range(piece.size):
         count = np.int32(count + np.int32(_key(piece[i]) >= low))
@@ -152,7 +176,7 @@ def _piece_count(piece, low):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _piece_mass(piece, top, scale, low):  # type: ignore[no-untyped-def]
+def _piece_mass(piece, top, scale, low):
     mass = _ZERO
     for i in range(piece.size):
         weight = _exp((piece[i] - top) * scale)
@@ -161,7 +185,7 @@ def _piece_mass(piece, top, scale, low):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _piece_hits(piece, counter, top, scale, least):  # type: ignore[no-untyped-def]
+def _piece_hits(piece, counter, top, scale, least):
     """How many tokens might arrive before `least`: E >= v, and 24 bits of v bound v from below."""
     bound = np.float32(least) * _SLACK
     hits = _NO_COUNT
@@ -172,8 +196,8 @@ def _piece_hits(piece, counter, top, scale, least):  # type: ignore[no-untyped-d
     return hits
 
 
-@_jit
-def _survey(row, tops):  # type: ignore[no-untyped-def]
+@jit
+def _survey(row, tops):
     """The key of each piece's largest logit into `tops`; (status, largest key, its id)."""
     best, worst, at = _NEG_INF_KEY, _INF_KEY, 0
     for n in range(tops.size):
@@ -192,7 +216,7 @@ def _survey(row, tops):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _mass(row, top, temperature, low):  # type: ignore[no-untyped-def]
+def _mass(row, top, temperature, low):
     """Sum of exp((logit - top) / temperature) over the tokens of a key of at least `low`."""
     scale = _scale(temperature)
     mass = 0.0
@@ -202,7 +226,7 @@ def _mass(row, top, temperature, low):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _count_from(keys, low):  # type: ignore[no-untyped-def]
+def _count_from(keys, low):
     count = _NO_COUNT
     for i in range(keys.size):
         count = np.int32(count + np.int32(keys[i] >= low))
@@ -210,15 +234,15 @@ def _count_from(keys, low):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _mass_from(keys, weights, low):  # type: ignore[no-untyped-def]
+def _mass_from(keys, weights, low):
     mass = 0.0
     for i in range(keys.size):
         mass += np.float64(weights[i] if keys[i] >= low else _ZERO)
     return mass
 
 
-@_jit
-def _kth(keys, k):  # type: ignore[no-untyped-def]
+@jit
+def _kth(keys, k):
     """The k-th largest of `keys` (1 <= k <= size), by bisection."""
     low, high = np.int64(_NEG_INF_KEY), np.int64(_INF_KEY)
     while high - low > 1:
@@ -230,8 +254,8 @@ def _kth(keys, k):  # type: ignore[no-untyped-def]
     return np.int32(low)
 
 
-@_jit
-def _reaching(keys, weights, target):  # type: ignore[no-untyped-def]
+@jit
+def _reaching(keys, weights, target):
     """The largest key from which upward the weights sum to at least `target`."""
     low, high = np.int64(_NEG_INF_KEY), np.int64(_INF_KEY)
     while high - low > 1:
@@ -243,61 +267,55 @@ def _reaching(keys, weights, target):  # type: ignore[no-untyped-def]
     return np.int32(low)
 
 
-@_jit
-def _gather(row, tops, low):  # type: ignore[no-untyped-def]
-    """(keys, ids) of every logit whose key is at least `low`, by rising id."""
+@jit
+def _gather(row, room, low):
+    """Keys and ids of every logit whose key is at least `low`, by rising id; how many."""
+    tops, keys, ids, _ = room
     count = 0
-    for n in range(tops.size):
-        if tops[n] >= low:
-            count += _piece_count(row[n * _PIECE : (n + 1) * _PIECE], low)
-    keys, ids = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
-    at = 0
     for n in range(tops.size):
         if tops[n] >= low:
             for i in range(n * _PIECE, min((n + 1) * _PIECE, row.size)):
                 key = _key(row[i])
-                keys[at], ids[at] = key, i  # kept only if the next line moves on
-                at += np.int64(key >= low)
-    return keys[:count], ids[:count]
+                keys[count], ids[count] = key, i  # kept only if the next line moves on
+                count += np.int64(key >= low)
+    return count
 
 
-@_jit
-def _keep(keys, ids, low, ties):  # type: ignore[no-untyped-def]
-    """What lies above `low`, and the first `ties` that equal it; moved to the front in place."""
-    at = 0
+@jit
+def _keep(keys, ids, low, ties):
+    """Move what lies above `low`, and the first `ties` that equal it, to the front; how many."""
+    count = 0
     for i in range(keys.size):
         if keys[i] > low or (keys[i] == low and ties > 0):
             ties -= np.int64(keys[i] == low)
-            keys[at], ids[at] = keys[i], ids[i]
-            at += 1
-    return keys[:at], ids[:at]
+            keys[count], ids[count] = keys[i], ids[i]
+            count += 1
+    return count
 
 
-@_jit
-def _largest(row, tops, k):  # type: ignore[no-untyped-def]
-    """(keys, ids) of exactly the k first of the order (1 <= k <= V), by rising id."""
+@jit
+def _largest(row, room, k):
+    """Exactly the k first of the order (1 <= k <= V) to the front of the lists, by rising id."""
+    tops, keys, ids, _ = room
     # As k pieces have a maximum of at least the k-th maximum, so have k logits.
-    bound = _kth(tops, k) if k < tops.size else _NEG_INF_KEY
-    keys, ids = _gather(row, tops, bound)
-    if keys.size == k:
-        return keys, ids
-    low = _kth(keys, k)
-    return _keep(keys, ids, low, k - _count_from(keys, np.int32(low + 1)))
+    count = _gather(row, room, _kth(tops, k) if k < tops.size else _NEG_INF_KEY)
+    if count > k:
+        keys, ids = keys[:count], ids[:count]
+        low = _kth(keys, k)
+        _keep(keys, ids, low, k - _count_from(keys, np.int32(low + 1)))
 
 
-@_jit
-def _weigh(keys, top, temperature):  # type: ignore[no-untyped-def]
+@jit
+def _weigh(keys, weights, top, temperature):
     """Unnormalized probabilities in float32; the likeliest token's is 1."""
-    weights = np.empty(keys.size, np.float32)
     scale = _scale(temperature)
     for i in range(keys.size):
         weights[i] = _exp((_float(keys[i]) - top) * scale)
-    return weights
 
 
-@_jit
-def _top_p(keys, ids, weights, mass):  # type: ignore[no-untyped-def]
-    """(keys, ids) of the shortest prefix of the order whose weights sum to at least `mass`."""
+@jit
+def _top_p(keys, ids, weights, mass):
+    """Keep the shortest prefix of the order whose weights sum to at least `mass`; how many."""
     low = _reaching(keys, weights, mass)
     above = _mass_from(keys, weights, np.int32(low + 1))
     each = 0.0
@@ -309,27 +327,27 @@ def _top_p(keys, ids, weights, mass):  # type: ignore[no-untyped-def]
     return _keep(keys, ids, low, np.int64(min(ties, np.float64(keys.size))))
 
 
-@_jit
-def _min_p(keys, ids, top, temperature, share):  # type: ignore[no-untyped-def]
-    """(keys, ids) of the tokens at least `share` times as likely as the likeliest."""
-    at = 0
+@jit
+def _min_p(keys, ids, top, temperature, share):
+    """Keep the tokens at least `share` times as likely as the likeliest; how many."""
+    count = 0
     for i in range(keys.size):
         gap = np.float64(_float(keys[i])) - np.float64(top)
         if math.exp(gap / temperature) >= share:
-            keys[at], ids[at] = keys[i], ids[i]
-            at += 1
-    return keys[:at], ids[:at]
+            keys[count], ids[count] = keys[i], ids[i]
+            count += 1
+    return count
 
 
-@_jit
-def _min_p_bound(top, temperature, share):  # type: ignore[no-untyped-def]
+@jit
+def _min_p_bound(top, temperature, share):
     """A key that every token which `_min_p` keeps reaches, and few others do."""
     lowest = np.float64(top) + temperature * math.log(share)
     return max(_NEG_INF_KEY, _key(np.float32(lowest - 1e-5 * (1.0 + abs(lowest)))))
 
 
-@_jit
-def _race(keys, ids, top, temperature, state):  # type: ignore[no-untyped-def]
+@jit
+def _race(keys, ids, top, temperature, state):
     """The winner among candidates by rising id."""
     scale = _scale(temperature)
     winner, least = -1, np.inf
@@ -343,8 +361,8 @@ def _race(keys, ids, top, temperature, state):  # type: ignore[no-untyped-def]
     return winner
 
 
-@_jit
-def _race_all(row, top, at, temperature, state):  # type: ignore[no-untyped-def]
+@jit
+def _race_all(row, top, at, temperature, state):
     """The winner among all tokens of a row; `at` is the likeliest, which starts ahead."""
     scale = _scale(temperature)
     winner, least = at, _time(_mix(_step(state, at)), top, top, temperature)
@@ -360,7 +378,7 @@ def _race_all(row, top, at, temperature, state):  # type: ignore[no-untyped-def]
 
 
 @_jit_sum
-def _rank(row, token):  # type: ignore[no-untyped-def]
+def _rank(row, token):
     """The place of `token` in the order of a row, from 1."""
     key = _key(row[token])
     rank = 1 + np.int64(_piece_count(row, np.int32(key + 1)))
@@ -369,8 +387,8 @@ def _rank(row, token):  # type: ignore[no-untyped-def]
     return rank
 
 
-@_jit
-def _mass_before(row, token, top, temperature):  # type: ignore[no-untyped-def]
+@jit
+def _mass_before(row, token, top, temperature):
     """The mass of the tokens that come before `token` in the order of a row."""
     key = _key(row[token])
     ties = 0
@@ -380,100 +398,133 @@ def _mass_before(row, token, top, temperature):  # type: ignore[no-untyped-def]
     return _mass(row, top, temperature, np.int32(key + 1)) + ties * each
 
 
-@_jit
-def _draw_kept(top, temperature, keys, ids, min_p, state):  # type: ignore[no-untyped-def]
+@jit
+def _draw_kept(keys, ids, top, temperature, min_p, state):
     if min_p > 0.0:
-        keys, ids = _min_p(keys, ids, top, temperature, min_p)
+        count = _min_p(keys, ids, top, temperature, min_p)
+        keys, ids = keys[:count], ids[:count]
     return _race(keys, ids, top, temperature, state)
 
 
-@_jit
-def _draw_top_k(row, tops, top, at, temperature, top_k, top_p, min_p, state):  # type: ignore[no-untyped-def]
+@jit
+def _draw_top_k(row, room, top, at, temperature, top_k, top_p, min_p, state):
     if top_k > _FEW and top_p == 1.0 and min_p == 0.0:
         winner = _race_all(row, top, at, temperature, state)
         if _rank(row, winner) <= top_k:
             return winner
-    keys, ids = _largest(row, tops, top_k)
+    _largest(row, room, top_k)
+    keys, ids, weights = room[1][:top_k], room[2][:top_k], room[3][:top_k]
     if top_p < 1.0:
-        weights = _weigh(keys, top, temperature)
+        _weigh(keys, weights, top, temperature)
         mass = top_p * _mass_from(keys, weights, _NEG_INF_KEY)
-        keys, ids = _top_p(keys, ids, weights, mass)
-    return _draw_kept(top, temperature, keys, ids, min_p, state)
+        count = _top_p(keys, ids, weights, mass)
+        keys, ids = keys[:count], ids[:count]
+    return _draw_kept(keys, ids, top, temperature, min_p, state)
 
 
-@_jit
-def _draw_top_p(row, tops, top, at, temperature, top_p, min_p, state):  # type: ignore[no-untyped-def]
+@jit
+def _draw_top_p(row, room, top, at, temperature, top_p, min_p, state):
+    tops, all_keys, all_ids, weights = room
     mass = top_p * _mass(row, top, temperature, _NEG_INF_KEY)
     bound = _kth(tops, _FEW) if tops.size > _FEW else _NEG_INF_KEY
-    keys, ids = _gather(row, tops, bound)
-    weights = _weigh(keys, top, temperature)
+    count = _gather(row, room, bound)
+    keys, ids = all_keys[:count], all_ids[:count]
+    _weigh(keys, weights, top, temperature)
     if bound > _NEG_INF_KEY and _mass_from(keys, weights, bound) < mass:
         if min_p == 0.0:
             winner = _race_all(row, top, at, temperature, state)
             if _mass_before(row, winner, top, temperature) < mass:
                 return winner
-        keys, ids = _gather(row, tops, _NEG_INF_KEY)
-        weights = _weigh(keys, top, temperature)
-    keys, ids = _top_p(keys, ids, weights, mass)
-    return _draw_kept(top, temperature, keys, ids, min_p, state)
+        count = _gather(row, room, _NEG_INF_KEY)
+        keys, ids = all_keys[:count], all_ids[:count]
+        _weigh(keys, weights, top, temperature)
+    count = _top_p(keys, ids, weights, mass)
+    return _draw_kept(keys[:count], ids[:count], top, temperature, min_p, state)
 
 
-@_jit
-def _draw(row, temperature, top_k, top_p, min_p, state):  # type: ignore[no-untyped-def]
+@jit
+def _draw(row, room, temperature, top_k, top_p, min_p, state):
     """(status, token) of one row."""
-    tops = np.empty((row.size + _PIECE - 1) // _PIECE, np.int32)
-    status, best, at = _survey(row, tops)
+    status, best, at = _survey(row, room[0])
     if status != OK or temperature == 0.0 or top_k == 1:
         return status, at
     top = _float(best)
     if 0 < top_k < row.size:
-        at = _draw_top_k(row, tops, top, at, temperature, top_k, top_p, min_p, state)
+        at = _draw_top_k(row, room, top, at, temperature, top_k, top_p, min_p, state)
     elif top_p < 1.0:
-        at = _draw_top_p(row, tops, top, at, temperature, top_p, min_p, state)
+        at = _draw_top_p(row, room, top, at, temperature, top_p, min_p, state)
     elif min_p > 0.0:
-        keys, ids = _gather(row, tops, _min_p_bound(top, temperature, min_p))
-        at = _draw_kept(top, temperature, keys, ids, min_p, state)
+        count = _gather(row, room, _min_p_bound(top, temperature, min_p))
+        at = _draw_kept(room[1][:count], room[2][:count], top, temperature, min_p, state)
     else:
         at = _race_all(row, top, at, temperature, state)
     return status, at
 
 
-@_jit
-def _draw_row(i, logits, rows, reals, whole, seeds, tokens, status):  # type: ignore[no-untyped-def]
-    temperature, top_p, min_p = reals[i]
-    top_k, index, position = whole[i]
-    state = _state(seeds[i], index, position)
-    drawn = _draw(logits[rows[i]], temperature, top_k, top_p, min_p, state)
-    status[i], tokens[i] = drawn
+def _by_items(one: Any) -> Any:
+    """A kernel that calls one(arguments, item, its number, scratch lists) for every item."""
+
+    @jit
+    def work(a):
+        size = geti(a + slot.VOCAB)
+        pieces, most = (size + _PIECE - 1) // _PIECE, size + 1
+        mine = geti(a + slot.SCRATCH) + take(a + slot.THREAD) * geti(a + slot.SCRATCH_SIZE)
+        lists = mine + 4 * pieces
+        room = (
+            _ints(mine, pieces),
+            _ints(lists, most),
+            _ints(lists + 4 * most, most),
+            _floats(lists + 8 * most, most),
+        )
+        count, items = geti(a + slot.COUNT), geti(a + slot.ITEMS)
+        number = take(a)
+        while number < count:
+            one(a, items + number * slot.ITEM_BYTES, number, room)
+            number = take(a)
+
+    def kernel(a: int) -> None:
+        work(a)
+
+    return kernel
 
 
-@_jit_rows
-def draw_rows(logits, rows, reals, whole, seeds, tokens, status):  # type: ignore[no-untyped-def]
-    """Draw one token from each row `rows[i]` of `logits`.
+@jit
+def _logits(a, item, itemsize):
+    """The address of the item's row."""
+    return geti(a + slot.LOGITS) + geti(item + slot.ROW) * geti(a + slot.VOCAB) * itemsize
 
-    logits: float32 [R, V], contiguous. rows: int64 [N]. reals: float64 [N, 3], temperature (0 is
-    greedy), top_p, min_p. whole: int64 [N, 3], top_k, choice index, position. seeds: uint64 [N].
-    Written: tokens int64 [N] (-1 for none), status int64 [N] (OK, NOT_FINITE, EMPTY).
-    """
-    if rows.size < _SHARED:
-        for i in range(rows.size):
-            _draw_row(i, logits, rows, reals, whole, seeds, tokens, status)
-    else:
-        for i in prange(rows.size):
-            _draw_row(i, logits, rows, reals, whole, seeds, tokens, status)
+
+@jit
+def _draw_item(a, item, number, room):
+    status, token = _draw(
+        _floats(_logits(a, item, 4), geti(a + slot.VOCAB)),
+        room,
+        getd(item + slot.TEMPERATURE),
+        geti(item + slot.TOP_K),
+        getd(item + slot.TOP_P),
+        getd(item + slot.MIN_P),
+        _state(geti(item + slot.SEED), geti(item + slot.INDEX), geti(item + slot.POSITION)),
+    )
+    seti(item + slot.STATUS, status)
+    seti(item + slot.TOKEN, token)
+
+
+def draw() -> Any:
+    """Draws a token from a row of float32 logits for each item."""
+    return _by_items(_draw_item)
 
 
 _BF16_INF, _BF16_NEG_INF = np.int16(0x7F80), np.int16(-0x7F81)
 
 
-@_jit
-def _bf16_key(bits):  # type: ignore[no-untyped-def]
+@jit
+def _bf16_key(bits):
     bits = np.int16(0) if bits == np.int16(-32768) else bits  # -0.0 becomes 0.0
     return np.int16(bits ^ np.int16(np.int16(bits >> np.int16(15)) & np.int16(0x7FFF)))
 
 
-@_jit
-def _bf16_bounds(piece):  # type: ignore[no-untyped-def]
+@jit
+def _bf16_bounds(piece):
     high, low = _BF16_NEG_INF, _BF16_INF
     for i in range(piece.size):
         key = _bf16_key(piece[i])
@@ -482,8 +533,8 @@ def _bf16_bounds(piece):  # type: ignore[no-untyped-def]
     return high, low
 
 
-@_jit
-def _bf16_argmax(row):  # type: ignore[no-untyped-def]
+@jit
+def _bf16_argmax(row):
     """(status, id) of the largest of bfloat16 logits, given as int16 bit patterns."""
     best, worst, at = _BF16_NEG_INF, _BF16_INF, 0
     for begin in range(0, row.size, 4 * _PIECE):
@@ -500,19 +551,20 @@ def _bf16_argmax(row):  # type: ignore[no-untyped-def]
     return OK, at
 
 
-@_jit_rows
-def argmax_rows_bf16(bits, rows, tokens, status):  # type: ignore[no-untyped-def]
-    """The greedy case of `draw_rows` over bfloat16 logits, given as int16 bit patterns [R, V]."""
-    if rows.size < _SHARED:
-        for i in range(rows.size):
-            status[i], tokens[i] = _bf16_argmax(bits[rows[i]])
-    else:
-        for i in prange(rows.size):
-            status[i], tokens[i] = _bf16_argmax(bits[rows[i]])
+@jit
+def _argmax_item(a, item, number, room):
+    status, token = _bf16_argmax(_shorts(_logits(a, item, 2), geti(a + slot.VOCAB)))
+    seti(item + slot.STATUS, status)
+    seti(item + slot.TOKEN, token)
 
 
-@_jit
-def _in_order(keys, ids):  # type: ignore[no-untyped-def]
+def argmax_bf16() -> Any:
+    """The greedy case of `draw` over bfloat16 logits."""
+    return _by_items(_argmax_item)
+
+
+@jit
+def _in_order(keys, ids):
     """Sort few keys, the largest first, in place; equal ones stay by rising id."""
     for i in range(1, keys.size):
         key, token, j = keys[i], ids[i], i
@@ -522,37 +574,39 @@ def _in_order(keys, ids):  # type: ignore[no-untyped-def]
         keys[j], ids[j] = key, token
 
 
-@_jit
-def _logprobs(row, token, k, ids, values):  # type: ignore[no-untyped-def]
+@jit
+def _logprobs(row, room, token, k, ids, values):
     """(status, rank of `token`); ids [1 + k] and values [1 + k] are written."""
-    tops = np.empty((row.size + _PIECE - 1) // _PIECE, np.int32)
-    status, best, _ = _survey(row, tops)
+    status, best, _ = _survey(row, room[0])
     if status != OK:
         return status, 0
     top = _float(best)
     shift = np.float64(top) + math.log(_mass(row, top, 1.0, _NEG_INF_KEY))
     ids[0], values[0] = token, np.float64(row[token]) - shift
     if k > 0:
-        keys, likeliest = _largest(row, tops, k)
+        _largest(row, room, k)
+        keys, likeliest = room[1][:k], room[2][:k]
         _in_order(keys, likeliest)
         for i in range(k):
             ids[1 + i], values[1 + i] = likeliest[i], np.float64(_float(keys[i])) - shift
     return status, _rank(row, token)
 
 
-@_jit_rows
-def logprob_rows(logits, rows, tokens, counts, ids, values, ranks, status):  # type: ignore[no-untyped-def]
-    """Log-softmax of one token and of the likeliest ones, for each row `rows[i]` of `logits`.
+@jit
+def _logprob_item(a, item, number, room):
+    most = geti(a + slot.OUT_SIZE)
+    status, rank = _logprobs(
+        _floats(_logits(a, item, 4), geti(a + slot.VOCAB)),
+        room,
+        geti(item + slot.TOKEN),
+        geti(item + slot.TOP_K),
+        _longs(geti(a + slot.OUT_IDS) + number * most * 8, most),
+        _doubles(geti(a + slot.OUT_VALUES) + number * most * 8, most),
+    )
+    seti(item + slot.STATUS, status)
+    seti(item + slot.RANK, rank)
 
-    logits: float32 [R, V]. rows, tokens, counts (how many likeliest, at most V): int64 [N].
-    Written: ids int64 and values float64 [N, 1 + most], the token itself first; ranks int64
-    [N], that of the token itself; status int64 [N].
-    """
-    if rows.size < _SHARED:
-        for i in range(rows.size):
-            found = _logprobs(logits[rows[i]], tokens[i], counts[i], ids[i], values[i])
-            status[i], ranks[i] = found
-    else:
-        for i in prange(rows.size):
-            found = _logprobs(logits[rows[i]], tokens[i], counts[i], ids[i], values[i])
-            status[i], ranks[i] = found
+
+def logprobs() -> Any:
+    """Log-probabilities of one token, and of the likeliest, for each item."""
+    return _by_items(_logprob_item)

@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
-from octavo.kernels import cpu_sampling as kernels
+from octavo.kernels import cpu_sampling_ops as ops
 from octavo.params import SamplingParams
 
-_Ints = NDArray[np.int64]
 _Floats = NDArray[np.float32]
 
 _MASK_64 = 2**64 - 1
@@ -32,8 +31,8 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _GROUP = 16
 
 _MESSAGES = {
-    kernels.NOT_FINITE: "the model gave logits that are not numbers (NaN or infinity)",
-    kernels.EMPTY: "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the "
+    ops.NOT_FINITE: "the model gave logits that are not numbers (NaN or infinity)",
+    ops.EMPTY: "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the "
     "model's own masks exclude all of them",
 }
 
@@ -57,13 +56,19 @@ def sample(
     """
     if not specs:
         return []
-    at = np.arange(len(specs)) if rows is None else np.asarray(rows, np.int64)
+    at = range(len(specs)) if rows is None else rows
     table = logits.detach().to("cpu").contiguous()
-    if table.dtype is torch.bfloat16:
-        if all(_is_argmax(spec) for spec in specs):
-            return _argmax_bf16(table, at)
+    greedy = all(_is_argmax(spec) for spec in specs)
+    if table.dtype is not torch.float32 and not (greedy and table.dtype is torch.bfloat16):
         table = table.float()
-    return _sample(table.numpy(), specs, at)
+    items = np.zeros(len(specs), ops.ITEM)
+    if greedy:
+        items["row"] = at
+        (ops.draw if table.dtype is torch.float32 else ops.argmax_bf16)(table, items)
+        return _sampled(items, {}, {})
+    items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
+    errors = _draw(table, specs, items)
+    return _sampled(items, errors, _asked_logprobs(table, specs, items))
 
 
 def prompt_logprobs(
@@ -75,10 +80,12 @@ def prompt_logprobs(
     """
     if not targets:
         return ()
-    table = logits.detach().to("cpu", torch.float32).contiguous().numpy()
-    rows = np.arange(len(targets))
-    counts = np.full(len(targets), min(k, table.shape[1]))
-    return tuple(_token_logprobs(table, rows, np.asarray(targets, np.int64), counts))
+    table = logits.detach().to("cpu", torch.float32).contiguous()
+    items = np.zeros(len(targets), ops.ITEM)
+    items["row"] = range(len(targets))
+    items["token"] = targets
+    items["top_k"] = min(k, table.shape[1])
+    return tuple(_token_logprobs(table, items))
 
 
 def _is_argmax(spec: SampleSpec) -> bool:
@@ -98,95 +105,85 @@ def _adjusts(spec: SampleSpec) -> bool:
     )
 
 
-def _argmax_bf16(table: torch.Tensor, rows: _Ints) -> list[Sampled]:
-    tokens, status = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
-    kernels.argmax_rows_bf16(table.view(torch.int16).numpy(), rows, tokens, status)
-    return _sampled(tokens, status, {}, {})
+def _item(spec: SampleSpec, row: int) -> tuple[float, ...]:
+    """The fields of `ops.ITEM`."""
+    p = spec.params
+    seed = spec.seed & _MASK_64
+    place = (spec.index, spec.position)
+    return (row, p.temperature, p.top_p, p.min_p, p.top_k, seed, *place, -1, ops.OK, 0)
 
 
-def _sample(table: _Floats, specs: Sequence[SampleSpec], rows: _Ints) -> list[Sampled]:
+def _draw(table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items) -> dict[int, str]:
+    """Fill in tokens and status; {spec: error} of those that name unknown ids."""
     adjusted = [i for i, spec in enumerate(specs) if _adjusts(spec)]
     if not adjusted:
-        tokens, status = _draw(table, specs, rows)
-        return _sampled(tokens, status, {}, _asked_logprobs(table, specs, rows, tokens))
-    tokens, status = np.empty(len(specs), np.int64), np.empty(len(specs), np.int64)
+        ops.draw(table, items)
+        return {}
     plain = sorted(set(range(len(specs))) - set(adjusted))
     if plain:
-        tokens[plain], status[plain] = _draw(table, [specs[i] for i in plain], rows[plain])
+        drawn = items[plain]
+        ops.draw(table, drawn)
+        items[plain] = drawn
     errors: dict[int, str] = {}
+    source = table.numpy()
     copies = np.empty((min(_GROUP, len(adjusted)), table.shape[1]), np.float32)
     for begin in range(0, len(adjusted), _GROUP):
         group = adjusted[begin : begin + _GROUP]
-        for row, i in zip(copies, group, strict=False):
-            row[:] = table[rows[i]]
-            if error := _adjust(row, specs[i]):
+        drawn = items[group]
+        for n, i in enumerate(group):
+            copies[n] = source[drawn["row"][n]]
+            if error := _adjust(copies[n], specs[i]):
                 errors[i] = error
-        drawn = _draw(copies, [specs[i] for i in group], np.arange(len(group)))
-        tokens[group], status[group] = drawn
-    return _sampled(tokens, status, errors, _asked_logprobs(table, specs, rows, tokens))
-
-
-def _draw(table: _Floats, specs: Sequence[SampleSpec], rows: _Ints) -> tuple[_Ints, _Ints]:
-    """(tokens, status), each [N]."""
-    tokens, status = np.empty(len(specs), np.int64), np.empty(len(specs), np.int64)
-    params = [spec.params for spec in specs]
-    reals = [(p.temperature, p.top_p, p.min_p) for p in params]
-    whole = [(p.top_k, s.index, s.position) for p, s in zip(params, specs, strict=True)]
-    seeds = [spec.seed & _MASK_64 for spec in specs]
-    kernels.draw_rows(
-        table,
-        rows,
-        np.array(reals, np.float64),
-        np.array(whole, np.int64),
-        np.array(seeds, np.uint64),
-        tokens,
-        status,
-    )
-    return tokens, status
+        drawn["row"] = range(len(group))
+        ops.draw(torch.from_numpy(copies), drawn)
+        items["token"][group], items["status"][group] = drawn["token"], drawn["status"]
+    return errors
 
 
 def _sampled(
-    tokens: _Ints, status: _Ints, errors: dict[int, str], logprobs: dict[int, TokenLogprobs]
+    items: ops.Items, errors: dict[int, str], logprobs: dict[int, TokenLogprobs]
 ) -> list[Sampled]:
-    if not errors and not logprobs and not status.any():
-        return [Sampled(token) for token in tokens.tolist()]
+    tokens, status = items["token"].tolist(), items["status"].tolist()
+    if not errors and not logprobs and not any(status):
+        return [Sampled(token) for token in tokens]
     found = []
-    for i, (token, state) in enumerate(zip(tokens.tolist(), status.tolist(), strict=True)):
+    for i, (token, state) in enumerate(zip(tokens, status, strict=True)):
         error = errors.get(i) or _MESSAGES.get(state)
         found.append(Sampled(-1, None, error) if error else Sampled(token, logprobs.get(i)))
     return found
 
 
 def _asked_logprobs(
-    table: _Floats, specs: Sequence[SampleSpec], rows: _Ints, tokens: _Ints
+    table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
 ) -> dict[int, TokenLogprobs]:
+    """{spec: log-probabilities} of those that ask for them and have a token."""
     asking = [
-        i for i, spec in enumerate(specs) if spec.params.logprobs is not None and tokens[i] >= 0
+        i
+        for i, (spec, token) in enumerate(zip(specs, items["token"].tolist(), strict=True))
+        if spec.params.logprobs is not None and token >= 0
     ]
     if not asking:
         return {}
-    counts = np.array([min(specs[i].params.logprobs or 0, table.shape[1]) for i in asking])
-    entries = _token_logprobs(table, rows[asking], tokens[asking], counts)
-    return dict(zip(asking, entries, strict=True))
+    wanted = items[asking]
+    wanted["top_k"] = [min(specs[i].params.logprobs or 0, table.shape[1]) for i in asking]
+    return dict(zip(asking, _token_logprobs(table, wanted), strict=True))
 
 
-def _token_logprobs(
-    table: _Floats, rows: _Ints, tokens: _Ints, counts: _Ints
-) -> list[TokenLogprobs]:
-    shape = (rows.size, 1 + int(counts.max()))
-    ids, values = np.zeros(shape, np.int64), np.full(shape, np.nan)
-    ranks, status = np.zeros(rows.size, np.int64), np.zeros(rows.size, np.int64)
-    kernels.logprob_rows(table, rows, tokens, counts, ids, values, ranks, status)
+def _token_logprobs(table: torch.Tensor, items: ops.Items) -> list[TokenLogprobs]:
+    """Of each item's `token` and of its `top_k` likeliest."""
+    ids, values = ops.logprobs(table, items)
     found = []
-    for i, k in enumerate(counts.tolist()):
-        if status[i] != kernels.OK:
-            found.append(TokenLogprobs((int(tokens[i]),), (float("nan"),), (0,)))
+    for i, item in enumerate(items):
+        k, rank = int(item["top_k"]), int(item["rank"])
+        if item["status"] != ops.OK:
+            found.append(TokenLogprobs((int(item["token"]),), (float("nan"),), (0,)))
             continue
+        likeliest = slice(k + 1)
         found.append(
             TokenLogprobs(
-                tuple(ids[i, : k + 1].tolist()),
-                tuple(values[i, : k + 1].tolist()),
-                (int(ranks[i]), *range(1, k + 1)),
+                tuple(ids[i, likeliest].tolist()),
+                tuple(values[i, likeliest].tolist()),
+                (rank, *range(1, k + 1)),
             )
         )
     return found
@@ -254,6 +251,6 @@ def _penalize_output(row: _Floats, output_ids: Sequence[int], params: SamplingPa
     row[_index(counts)] -= params.frequency_penalty * times + params.presence_penalty
 
 
-def _index(ids: Collection[int]) -> _Ints:
+def _index(ids: Collection[int]) -> NDArray[np.int64]:
     """Token ids as an index array; several times faster than to index with a list."""
     return np.fromiter(ids, np.int64, len(ids))

@@ -1,0 +1,86 @@
+"""Rows of logits in, tokens and log-probabilities out: the callers of `cpu_sampling`.
+
+Free of Numba. What is drawn and how ties are broken is said in `cpu_sampling`.
+"""
+
+import struct
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.kernels import cpu_jit
+from octavo.kernels.cpu_jit import Kernel
+
+# The status of an item.
+OK = 0
+NOT_FINITE = 1  # a NaN or +inf among the logits
+EMPTY = 2  # every logit is -inf
+
+# Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
+PIECE = 64
+# Work of fewer logits is done by the calling thread: a greedy row of 49,152 takes 7 us, and to
+# wake others a few us; on a busy machine they may come milliseconds late.
+_SHARED_FROM = 2**17
+
+# Byte offsets of the arguments, 8 bytes each; the first two are the counters of `cpu_jit`.
+(
+    COUNTER, THREAD, COUNT, ITEMS, LOGITS, VOCAB, SCRATCH, SCRATCH_SIZE, OUT_IDS, OUT_VALUES,
+    OUT_SIZE,
+) = range(0, 11 * 8, 8)  # fmt: skip
+_pack = struct.Struct("<11q").pack
+
+# One item: a row to draw from, and how. `token` and `status` are written; for log-probabilities
+# `token` is given, `top_k` is how many of the likeliest, and `rank` and `status` are written.
+ITEM = np.dtype(
+    [("row", "i8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"),
+     ("seed", "u8"), ("index", "i8"), ("position", "i8"), ("token", "i8"), ("status", "i8"),
+     ("rank", "i8")]
+)  # fmt: skip
+(
+    ROW, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, INDEX, POSITION, TOKEN, STATUS, RANK,
+) = range(0, 11 * 8, 8)  # fmt: skip
+ITEM_BYTES = ITEM.itemsize
+
+Items = NDArray[np.void]
+
+
+def draw(logits: torch.Tensor, items: Items) -> None:
+    """Draw a token for each item. logits: float32 [R, V] without gaps."""
+    _run("draw", logits, items)
+
+
+def argmax_bf16(logits: torch.Tensor, items: Items) -> None:
+    """The likeliest token for each item. logits: bfloat16 [R, V] without gaps."""
+    _run("argmax_bf16", logits, items)
+
+
+def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(ids, log-softmax), each [N, 1 + most]: the item's own token, then its `top_k` likeliest.
+
+    logits: float32 [R, V] without gaps. NaN where an item has fewer, or a bad status.
+    """
+    most = 1 + int(items["top_k"].max())
+    ids = np.zeros((items.size, most), np.int64)
+    values = np.full(ids.shape, np.nan)
+    _run("logprobs", logits, items, ids.ctypes.data, values.ctypes.data, most)
+    return ids, values
+
+
+@cache
+def _kernel(name: str) -> Kernel:
+    return Kernel(f"octavo.kernels.cpu_sampling:{name}")
+
+
+def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
+    vocab, count = logits.shape[1], items.size
+    threads = min(cpu_jit.threads(), count) if count * vocab >= _SHARED_FROM else 1
+    # tops [pieces], keys, ids, weights [V + 1 each], 4 bytes all: touched only as far as needed.
+    size = (4 * (vocab // PIECE + 1 + 3 * (vocab + 1)) + 63) // 64 * 64
+    scratch = torch.empty(size * threads, dtype=torch.uint8)
+    arguments = _pack(
+        0, 0, count, items.ctypes.data, logits.data_ptr(), vocab, scratch.data_ptr(), size,
+        *(out or (0, 0, 0)),
+    )  # fmt: skip
+    _kernel(name).run(arguments, threads)
