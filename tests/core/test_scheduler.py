@@ -1,14 +1,23 @@
 """The scheduler over a simulated model: same request, same tokens, whatever happens around it."""
 
+import inspect
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from tests.core.harness import Bench, alone, logprobs_of, make
+from tests.core.harness import Bench, Outcome, alone, logprobs_of, make
 
+from octavo.core.kv_manager import KVManager
+from octavo.core.plan import SampleSpec, StepResult
 from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
 from octavo.core.request import Request
+from octavo.core.scheduler import LOOK_AHEAD, MAX_BYPASS, Scheduler
 from octavo.core.slo import SLOScheduler
+from octavo.errors import ConfigError, ContextLengthError, EngineError, RequestError
 
 
 class Careless:
@@ -38,11 +47,16 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def same_as_alone(bench: Bench) -> None:
-    for request in bench.requests.values():
-        for index, tokens in alone(request, bench.scheduler.max_model_len).items():
-            outcome = bench.outcomes[request.request_id, index]
-            assert outcome.token_ids == tokens, request.request_id
-            assert outcome.finish_reason in ("stop", "length")
+    for name in bench.requests:
+        same_as_alone_of(bench, name)
+
+
+def same_as_alone_of(bench: Bench, name: str) -> None:
+    request = bench.requests[name]
+    for index, tokens in alone(request, bench.scheduler.max_model_len).items():
+        outcome = bench.outcomes[name, index]
+        assert outcome.token_ids == tokens, name
+        assert outcome.finish_reason in ("stop", "length")
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -84,6 +98,286 @@ def test_sch_12_choices_share_the_prompt_and_nothing_else(
     if blocks == 200:  # the whole prompt was computed once, its last block copied for three
         assert bench.runner.tokens == length + 4 * 39
         assert bench.runner.copies["copy"] == (3 if length % 16 else 0)
+
+
+def test_sch_08_one_token_steps_and_no_room_for_more() -> None:
+    bench = Bench(budget=4, seqs=10)
+    bench.run(make(f"r{i}", prompt(3, i), 20) for i in range(4))
+    assert max(len(plan.rows) for plan in bench.plans) == 4
+    for number in range(4):
+        bench.add(make(f"s{number}", prompt(3, number), 30))
+    for _ in range(8):
+        bench.step()
+    bench.add(make("late", prompt(40), 3))  # every token of a step is due to another
+    bench.run()
+    same_as_alone(bench)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("after", range(8))
+def test_sch_08_abort_between_chunks_frees_everything(after: int, caching: bool) -> None:
+    bench = Bench(budget=16, caching=caching)
+    bench.add(make("r", prompt(100), 5, n=2))
+    for _ in range(after):
+        bench.step()
+    assert bench.scheduler.abort("r")
+    assert not bench.scheduler.abort("r")
+    bench.check_idle()
+    bench.run([make("again", prompt(100), 5)])
+    same_as_alone_of(bench, "again")
+
+
+def test_an_abort_while_the_step_runs_is_kept() -> None:
+    bench = Bench()
+    bench.add(make("gone", prompt(20), 5))
+    bench.add(make("stays", prompt(20, 1), 5))
+    plan = bench.scheduler.schedule(0.0)
+    result = bench.runner.execute(plan)
+    bench.scheduler.abort("gone")
+    updates = bench.scheduler.commit(plan, result, 0.1)
+    assert [update.request_id for update in updates] == ["stays"]
+
+
+def test_sch_08_half_a_prompt_of_room() -> None:
+    """Two long prompts whose sum exceeds the pool: each ends, neither holds the other up."""
+    bench = Bench(blocks=12, budget=16, caching=False)
+    bench.run(make(f"r{i}", prompt(100, i), 30) for i in range(3))
+    same_as_alone(bench)
+
+
+def test_sch_10_one_id_is_in_flight_once() -> None:
+    bench = Bench()
+    bench.add(make("same", prompt(10), 5))
+    with pytest.raises(RequestError, match="in flight") as caught:
+        bench.add(make("same", prompt(12), 5))
+    assert caught.value.param == "request_id"
+    bench.step()
+    bench.scheduler.abort("same")
+    bench.outcomes.clear()
+    bench.run([make("same", prompt(12), 5)])
+    same_as_alone(bench)
+
+
+def test_sch_10_a_choice_is_not_taken_for_a_request_of_its_name() -> None:
+    bench = Bench()
+    bench.run([make("a", prompt(20), 8, n=2, seed=1, temperature=1.0), make("a#1", prompt(9), 8)])
+    same_as_alone(bench)
+
+
+def test_lim_13_a_pool_too_small_for_the_window_is_a_start_error() -> None:
+    with pytest.raises(ConfigError, match=r"4096.*holds 128 tokens.*lower max_model_len to 128"):
+        Scheduler(
+            KVManager(9, 16, True),
+            FIFOScheduler(),
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_model_len=4096,
+        )
+    with pytest.raises(ConfigError, match="auto, swap, recompute"):
+        Bench(mode="both")
+
+
+def test_lim_13_a_prompt_that_never_fits_is_refused_and_blocks_nobody() -> None:
+    bench = Bench(blocks=9)
+    with pytest.raises(ContextLengthError, match=r"200 tokens.*127 fit"):
+        bench.add(make("long", prompt(200)))
+    with pytest.raises(ContextLengthError):
+        bench.add(make("full", prompt(128)))
+    bench.run([make("short", prompt(10), 5), make("edge", prompt(127), 5)])
+    assert bench.outcomes["edge", 0].finish_reason == "length"
+    assert len(bench.outcomes["edge", 0].token_ids) == 1
+    same_as_alone(bench)
+
+
+def test_sch_05_a_request_without_room_is_passed_by_and_not_forgotten() -> None:
+    bench = Bench(blocks=40, budget=64, quick=True)
+    for number in range(3):
+        bench.add(make(f"stream{number}", prompt(100, number), 150))
+    for _ in range(8):
+        bench.step()
+    bench.add(make("big", prompt(400), 5))
+    small = 0
+    started_before = 0
+    while ("big", 0) not in bench.outcomes:
+        if bench.steps % 2 == 0:  # small ones keep coming
+            small += 1
+            bench.add(make(f"small{small}", prompt(8, small), 4))
+        bench.step()
+        started_before = sum(key[0].startswith("small") for key in bench.outcomes)
+        assert bench.steps < 1000
+    assert 1 <= started_before <= MAX_BYPASS + LOOK_AHEAD
+    bench.run()
+
+
+def test_equal_prompts_of_one_step_are_computed_once() -> None:
+    bench = Bench(budget=4096)
+    bench.run(make(f"r{i}", prompt(1008), 2) for i in range(8))
+    assert bench.runner.tokens == 1008 + 7 + 8
+    same_as_alone(bench)
+
+
+@pytest.mark.parametrize("stop", ["first eos", "second eos", "stop id"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("length", [1, 50])
+def test_stp_01_min_tokens_counts_output_only(length: int, n: int, stop: str) -> None:
+    token = {"first eos": 2, "second eos": 11, "stop id": 77}[stop]
+    for least in range(6):
+        bench = Bench()
+        request = make(
+            "r", prompt(length), 32, eos=(2, 11), ignore_eos=False, n=n, min_tokens=least,
+            logit_bias={token: 100.0}, stop_token_ids=[77],
+        )  # fmt: skip
+        bench.run([request])
+        for index in range(n):
+            outcome = bench.outcomes["r", index]
+            assert len(outcome.token_ids) == least + 1
+            assert outcome.token_ids[-1] == token
+            assert token not in outcome.token_ids[:-1]
+            assert outcome.finish_reason == "stop"
+            assert outcome.stop_reason == (77 if stop == "stop id" else None)
+
+
+def say(*script: int) -> Callable[[tuple[int, ...], SampleSpec], int]:
+    return lambda history, spec: script[min(spec.position, len(script) - 1)]
+
+
+def test_stp_03_every_eos_stops_unless_ignored() -> None:
+    def run(script: tuple[int, ...], **options: object) -> Outcome:
+        bench = Bench()
+        bench.runner.draw = say(*script)
+        bench.run([make("r", prompt(9), 8, eos=(2, 11), **options)])
+        return bench.outcomes["r", 0]
+
+    stopped = run((5, 6, 7, 8, 9, 11), ignore_eos=False)
+    assert stopped.token_ids == [5, 6, 7, 8, 9, 11]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", None)
+    ignored = run((5, 11, 2, 999), ignore_eos=True)
+    assert ignored.token_ids == [5, 11, 2, 999, 999, 999, 999, 999]
+    assert (ignored.finish_reason, ignored.stop_reason) == ("length", None)
+    asked = run((5, 11, 2), ignore_eos=True, stop_token_ids=[2])
+    assert asked.token_ids == [5, 11, 2]
+    assert (asked.finish_reason, asked.stop_reason) == ("stop", 2)
+    last = run((5, 5, 5, 5, 5, 5, 5, 2), ignore_eos=False)
+    assert last.finish_reason == "stop"  # and not length
+
+
+@pytest.mark.parametrize("end", ["length", "abort", "error", "stop string"])
+def test_smp_23_nothing_of_a_request_is_left_for_the_next(end: str) -> None:
+    def specs(bench: Bench) -> list[tuple[SampleSpec, ...]]:
+        bench.run([make("b", prompt(30), 5)])
+        return [row.samples for plan in bench.plans for row in plan.rows if row.request_id == "b"]
+
+    bench = Bench(seqs=1)
+    a = make(
+        "a", prompt(30), 5, temperature=1.0, seed=4, logit_bias={7: 5.0}, min_tokens=3,
+        presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0,
+    )  # fmt: skip
+    bench.add(a)
+    bench.step()
+    bench.step()
+    if end == "abort":
+        bench.scheduler.abort("a")
+    elif end == "stop string":
+        bench.scheduler.finish_choice("a", 0)
+    elif end == "error":
+        bench.runner.failing.add("a")
+    assert specs(bench) == specs(Bench(seqs=1))
+    same_as_alone_of(bench, "b")
+
+
+def test_an_error_of_one_row_ends_that_request_alone() -> None:
+    bench = Bench(budget=128)
+    bench.runner.failing |= {"early", "late#1"}
+    bench.add(make("early", prompt(30), 5, n=3))
+    bench.add(make("late", prompt(30, 1), 5, n=2))
+    bench.add(make("well", prompt(30, 2), 5))
+    bench.run()
+    for index in range(3):
+        outcome = bench.outcomes["early", index]
+        assert (outcome.finish_reason, outcome.error) == ("error", "told to fail")
+        assert outcome.token_ids == []
+    assert bench.outcomes["late", 1].finish_reason == "error"
+    assert len(bench.outcomes["late", 1].token_ids) == 1
+    same_as_alone_of(bench, "well")
+    assert bench.outcomes["late", 0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("budget", [1, 16, 17, 64])
+@pytest.mark.parametrize("length", [1, 2, 16, 33])
+def test_prompt_logprobs_come_once_and_whole(length: int, budget: int) -> None:
+    bench = Bench(budget=budget)
+    bench.run([make("warm", prompt(length), 2)])
+    bench.run([make("r", prompt(length), 3, prompt_logprobs=1, n=2)])
+    expected = tuple(logprobs_of(t, i) for i, t in enumerate(prompt(length)[1:]))
+    assert bench.outcomes["r", 0].prompt_logprobs == expected
+    assert bench.outcomes["r", 1].prompt_logprobs is None
+    assert bench.outcomes["r", 0].num_cached_tokens == 0
+    rows = [row for plan in bench.plans for row in plan.rows if row.request_id == "r"]
+    for row in rows:
+        ends_prompt = row.start + len(row.token_ids) == length
+        if row.num_prompt_logprobs is not None:
+            assert len(row.prompt_targets) == len(row.token_ids) - ends_prompt
+
+
+def test_a_stop_seen_outside_ends_one_choice() -> None:
+    bench = Bench()
+    bench.add(make("r", prompt(20), 30, n=3, temperature=1.0, seed=1))
+    for _ in range(5):
+        bench.step()
+    bench.scheduler.finish_choice("r", 1)
+    bench.scheduler.finish_choice("r", 9)
+    bench.scheduler.finish_choice("nobody", 0)
+    seen = len(bench.outcomes["r", 1].token_ids)
+    bench.run()
+    assert len(bench.outcomes["r", 1].token_ids) == seen
+    assert len(bench.outcomes["r", 0].token_ids) == len(bench.outcomes["r", 2].token_ids) == 30
+
+
+def test_more_choices_than_places_take_turns() -> None:
+    bench = Bench(seqs=3)
+    bench.run([make("r", prompt(20), 10, n=8, temperature=1.0, seed=2)])
+    same_as_alone(bench)
+    assert max(len(plan.rows) for plan in bench.plans) == 3
+
+
+def test_block_ids_keep_their_identity_and_history_is_only_given_where_needed() -> None:
+    bench = Bench()
+    bench.run([make("r", prompt(20), 20)])
+    rows = [row for plan in bench.plans for row in plan.rows]
+    changes = sum(a.block_ids is not b.block_ids for a, b in pairwise(rows))
+    assert changes == 1  # 39 tokens: a third block, once
+    assert all(not spec.prompt_ids for row in rows for spec in row.samples)
+
+
+def test_a_result_that_is_not_of_the_last_plan_is_refused() -> None:
+    bench = Bench()
+    bench.add(make("r", prompt(20), 5))
+    plan = bench.scheduler.schedule(0.0)
+    result = bench.runner.execute(plan)
+    with pytest.raises(EngineError, match="does not belong"):
+        bench.scheduler.commit(plan, StepResult(plan.step + 1, result.rows), 0.1)
+    bench.scheduler.schedule(0.2)
+    with pytest.raises(EngineError, match="does not belong"):
+        bench.scheduler.commit(plan, result, 0.3)
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    bench = Bench()
+    assert not bench.scheduler.has_work()
+    assert bench.step() == []
+    assert bench.plans[-1].rows == bench.plans[-1].copies == ()
+
+
+def test_the_deciding_code_imports_no_torch() -> None:
+    code = "import sys, octavo.core.scheduler, octavo.core.slo; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_scheduler_has_no_phases() -> None:
+    source = Path(inspect.getfile(Scheduler)).read_text().lower()
+    assert "prefill" not in source
+    assert "decode" not in source
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
