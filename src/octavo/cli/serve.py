@@ -1,6 +1,7 @@
 """`octavo serve`: an OpenAI-compatible server."""
 
 import argparse
+import sys
 from dataclasses import fields
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
@@ -31,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
     given.setdefault("api_key", api_key_from_environment())
     options = ServerConfig(**given)
-    config = EngineConfig.from_options({"model": args.model, **engine_options(args, ("model",))})
+    asked = {"model": args.model, **engine_options(args, ("model",))}
+    config = EngineConfig.from_options({"load_progress": sys.stderr.isatty(), **asked})
     with bind(options.host, options.port, options.stall_timeout) as listener:
         # Imported late, so that a wrong flag or a taken port does not wait for a web framework.
         from octavo.server.run import serve

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -57,8 +56,7 @@ FREEZE_SECONDS = 5.0
 _TICK_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
 _LAST_WORD_SECONDS = 0.2
-
-SocketT = TypeVar("SocketT", bound="zmq.Socket[Any]")
+_RECONNECT_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +168,16 @@ class EngineClient:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # only its owner may enter it
         self._context = zmq.asyncio.Context()
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._inbox = self._bound(plain.socket(zmq.PUSH), "inbox")
-        self._outbox = self._bound(self._context.socket(zmq.PULL), "outbox")
+        # The side that connects may send before the other one is there, and nothing is lost: so
+        # each side binds what it reads.
+        self._inbox = plain.socket(zmq.PUSH)
+        self._outbox = self._context.socket(zmq.PULL)
+        for end in (self._inbox, self._outbox):
+            end.set_hwm(0)
+            end.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._inbox.connect(self._address("inbox"))
+        self._outbox.bind(self._address("outbox"))
         self._process = self._spawn()
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
         try:
@@ -183,12 +189,6 @@ class EngineClient:
             raise
         self.limits: RunnerLimits = ready.limits
         self.explain: Mapping[str, str] = ready.explain
-
-    def _bound(self, socket: SocketT, name: str) -> SocketT:
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(self._address(name))
-        return socket
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder}/{name}"
@@ -288,14 +288,14 @@ class EngineClient:
         if self.reason is None:
             self._send(Stop())
             self._die("it was told to stop")
-        with contextlib.suppress(OSError):  # its end of the pipe may be gone
-            self._stdin_close()
         try:
             await asyncio.to_thread(self._process.wait, _EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning("the engine process does not stop; it is killed")
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
+        if self._process.stdin:
+            self._process.stdin.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -304,17 +304,12 @@ class EngineClient:
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _stdin_close(self) -> None:
-        if self._process.stdin:
-            self._process.stdin.close()
-
     def _check_alive(self) -> None:
         if (trouble := self.trouble) is not None:
             raise EngineDeadError(trouble)
 
     def _send(self, command: Command) -> None:
-        with contextlib.suppress(zmq.Again):  # nobody reads: the process has not begun, or ended
-            self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+        self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     # Reports.
 

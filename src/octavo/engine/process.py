@@ -168,7 +168,7 @@ def serve(launch: Launch, parent: IO[bytes]) -> int:
     beat = threading.Thread(target=_beat, args=(context, launch.outbox, done), daemon=True)
     inbox = context.socket(zmq.PULL)
     inbox.set_hwm(0)
-    inbox.connect(launch.inbox)
+    inbox.bind(launch.inbox)
     try:
         engine = _load(launch)
         outbox.send(Ready(engine.limits, engine.executor.explain()))

@@ -1,0 +1,251 @@
+"""The asyncio client over a real engine process."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+
+import pytest
+
+import kit
+from octavo.config import EngineConfig
+from octavo.engine import client as module
+from octavo.engine.client import Batch, EngineClient, Job, merge
+from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.params import RequestOutputKind, SamplingParams
+from octavo.text.tokenizer import load_tokenizer
+from serving import write_model
+
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+SLOW = list(b"!slow")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "scripted")
+
+
+@pytest.fixture(autouse=True)
+def engine_path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(kit.__file__))
+
+
+@contextlib.asynccontextmanager
+async def started(folder, **options):
+    config = EngineConfig(model=str(folder), swap_space=0, **options)
+    client = EngineClient(config, "fake_engine:create")
+    await client.start(lambda: load_tokenizer(folder))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def run(folder, body, **options):
+    async def main():
+        async with started(folder, **options) as client:
+            await asyncio.wait_for(body(client), 20)
+
+    asyncio.run(main())
+
+
+async def texts(batch):
+    found = {}
+    async for position, output in batch:
+        for choice in output.outputs:
+            key = (position, choice.index)
+            found[key] = found.get(key, "") + choice.text
+    return found
+
+
+def delta(text, ids, finished=None, index=0, **fields):
+    choice = CompletionOutput(index, text, ids, finish_reason=finished)
+    return RequestOutput("r", None, [1], [choice], finished is not None, **fields)
+
+
+def test_two_deltas_become_one():
+    merged = merge(delta("a", [1], num_cached_tokens=3), delta("b", [2, 3], "stop"))
+    assert merged.outputs[0].text == "ab"
+    assert merged.outputs[0].token_ids == [1, 2, 3]
+    assert merged.outputs[0].finish_reason == "stop"
+    assert merged.finished
+    assert merged.num_cached_tokens == 3
+    both = merge(delta("a", [1], prompt_logprobs=[None]), delta("b", [2], index=1))
+    assert [c.text for c in both.outputs] == ["a", "b"]
+    assert both.prompt_logprobs == [None]
+
+
+def test_what_is_not_read_waits_in_one_place():
+    class Nobody:
+        def abandon(self, ids):
+            self.ids = ids
+
+    async def main():
+        nobody = Nobody()
+        batch = Batch(nobody, ["r"])
+        for _ in range(1000):
+            batch.put(delta("a", [1]))
+        assert len(batch._news) == 1
+        position, output = await anext(batch)
+        assert (position, output.outputs[0].text) == (0, "a" * 1000)
+        batch.fail(EngineDeadError("gone"))
+        with pytest.raises(EngineDeadError):
+            await anext(batch)
+        batch.close()
+        assert nobody.ids == ["r"]
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_answered_in_any_order(folder):
+    async def body(client):
+        jobs = [Job(list(b"say [[65,66]]"), PARAMS.with_(ignore_eos=False)), Job([99], PARAMS)]
+        batch = client.submit(jobs)
+        assert await texts(batch) == {(0, 0): "AB", (1, 0): "abcdefgh"}
+        assert client.in_flight == 0
+        assert client.trouble is None
+
+    run(folder, body)
+
+
+def test_closing_a_batch_aborts_what_runs(folder):
+    async def body(client):
+        got = []
+        client.on_stats = got.append
+        batch = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        await anext(batch)
+        batch.close()
+        assert client.in_flight == 0
+        while not (got and got[-1].stats.finished.get("abort") and not got[-1].stats.running):
+            await asyncio.sleep(0.01)
+        assert got[-1].stats.kv_blocks_usage == 0
+        assert got[-1].stats.generation_tokens < 100
+
+    run(folder, body)
+
+
+def test_after_many_aborts_nothing_is_kept(folder):
+    async def body(client):
+        for _ in range(300):
+            client.submit([Job([99], PARAMS)]).close()
+        assert await texts(client.submit([Job([99], PARAMS)]))
+        assert client.in_flight == 0
+        assert len(client._outputs) == 0
+
+    run(folder, body)
+
+
+def test_a_full_queue_takes_all_of_a_batch_or_nothing(folder):
+    async def body(client):
+        first = client.submit([Job(SLOW, PARAMS)] * 3)
+        with pytest.raises(QueueFullError, match="limit of 4"):
+            client.submit([Job(SLOW, PARAMS)] * 2)
+        assert client.in_flight == 3
+        last = client.submit([Job(SLOW, PARAMS)])
+        assert len(await texts(first)) == 3
+        assert len(await texts(last)) == 1
+
+    run(folder, body, max_num_seqs=1, max_waiting=3)
+
+
+def test_what_the_engine_refuses_is_told(folder):
+    async def body(client):
+        batch = client.submit([Job([99], PARAMS, cache_salt="")])
+        with pytest.raises(RequestError, match="cache_salt"):
+            await texts(batch)
+        assert client.in_flight == 0
+        failed = client.submit([Job(list(b"!fail"), PARAMS), Job(SLOW, PARAMS)])
+        with pytest.raises(EngineError, match="told to fail"):
+            await texts(failed)
+        failed.close()
+        assert client.in_flight == 0
+
+    run(folder, body)
+
+
+def test_a_stop_string_ends_a_choice_in_the_engine_too(folder):
+    async def body(client):
+        params = PARAMS.with_(max_tokens=400, stop=["def"], n=2)
+        got = []
+        client.on_stats = got.append
+        assert await texts(client.submit([Job(SLOW, params)])) == {(0, 0): "abc", (0, 1): "abc"}
+        while not (got and got[-1].stats.running == 0):
+            await asyncio.sleep(0.01)
+        assert got[-1].stats.generation_tokens < 40
+
+    run(folder, body)
+
+
+@pytest.mark.parametrize("order", ["!kill", "!raise"])
+def test_srv_06_death_reaches_every_batch_and_every_later_call(folder, order):
+    async def body(client):
+        slow = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        await anext(slow)
+        deadly = client.submit([Job(list(order.encode()), PARAMS)])
+        for batch in (slow, deadly):
+            with pytest.raises(EngineDeadError) as caught:
+                await texts(batch)
+        assert ("SIGKILL" if order == "!kill" else "MemoryError") in caught.value.reason
+        await client.died.wait()
+        with pytest.raises(EngineDeadError):
+            client.submit([Job([99], PARAMS)])
+        assert client.in_flight == 0
+
+    run(folder, body)
+
+
+def test_srv_06_silence_fails_what_waits(folder, monkeypatch):
+    monkeypatch.setattr(module, "FREEZE_SECONDS", 1.0)
+
+    async def body(client):
+        batch = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        await anext(batch)
+        os.kill(client._process.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match="silent"):
+            await texts(batch)
+        with pytest.raises(EngineError, match="silent"):
+            client.submit([Job([99], PARAMS)])
+        os.kill(client._process.pid, signal.SIGCONT)
+        while client.trouble:
+            await asyncio.sleep(0.01)
+        assert await texts(client.submit([Job([99], PARAMS)])) == {(0, 0): "abcdefgh"}
+
+    run(folder, body)
+
+
+def test_a_start_that_fails_says_why(folder, tmp_path):
+    broken = write_model(tmp_path / "broken")
+    (broken / "broken").touch()
+    with pytest.raises(ConfigError, match="told to be broken"):
+        run(broken, None)
+    (broken / "broken").unlink()
+    (broken / "fake.json").write_text(json.dumps({}))
+    with pytest.raises(EngineDeadError, match="KeyError"):
+        run(broken, None)
+
+
+def test_a_tokenizer_that_fails_ends_the_process(folder):
+    async def main():
+        client = EngineClient(EngineConfig(model=str(folder)), "fake_engine:create")
+
+        def fails():
+            raise ConfigError("no tokenizer")
+
+        with pytest.raises(ConfigError, match="no tokenizer"):
+            await client.start(fails)
+        assert client._process.poll() is not None
+        assert not os.path.exists(client._folder)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_process_and_removes_its_folder(folder):
+    async def main():
+        async with started(folder) as client:
+            pass
+        assert client._process.returncode == 0
+        assert not os.path.exists(client._folder)
+
+    asyncio.run(main())

@@ -1,0 +1,186 @@
+"""The engine's side of the border, one process at a time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+import kit
+from octavo.config import EngineConfig
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Beat,
+    Dead,
+    Launch,
+    Ready,
+    Refused,
+    Report,
+    Stats,
+    Step,
+    Stop,
+)
+from octavo.params import SamplingParams
+from serving import write_model
+
+PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
+
+
+class Engine:
+    """A process, and both ends of its sockets."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.context = zmq.Context()
+        self.inbox = self.context.socket(zmq.PUSH)
+        self.outbox = self.context.socket(zmq.PULL)
+        names = [f"ipc://{folder}/{name}" for name in ("in", "out")]
+        self.inbox.connect(names[0])
+        self.outbox.bind(names[1])
+        config = EngineConfig(model=str(folder), swap_space=0, **options)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.engine.process"],
+            stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(kit.__file__).parent)},
+        )  # fmt: skip
+        launch = Launch(config, names[0], names[1], "fake_engine:create")
+        self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.context.destroy(linger=0)
+
+    def send(self, command: object) -> None:
+        self.inbox.send(msgspec.msgpack.encode(command))
+
+    def add(self, name: str, prompt: str = "x", **fields: object) -> None:
+        params = PARAMS.with_(**fields)
+        self.send(Add(name, list(prompt.encode()), params, time.monotonic()))
+
+    def next(self, kind: type, seconds: float = 20) -> object:
+        """The next report of this kind."""
+        while True:
+            assert self.outbox.poll(seconds * 1000), f"no {kind.__name__} came"
+            report = msgspec.msgpack.decode(self.outbox.recv(), type=Report)
+            if isinstance(report, kind):
+                return report
+
+    def tokens(self, count: int) -> dict[str, list[int]]:
+        """Read steps until `count` requests have ended."""
+        found: dict[str, list[int]] = {}
+        while count:
+            for update in self.next(Step).updates:
+                found.setdefault(update.request_id, []).extend(update.token_ids)
+                count -= update.finish_reason is not None
+        return found
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with Engine(write_model(tmp_path)) as found:
+        yield found
+
+
+def test_it_says_what_it_can_do_answers_and_stops(engine):
+    ready = engine.next(Ready)
+    assert ready.limits.max_model_len == 512
+    assert ready.explain
+    engine.add("a")
+    engine.add("b", n=1, max_tokens=3)
+    assert engine.tokens(2) == {"a": [97, 98, 99, 100, 101], "b": [97, 98, 99]}
+    engine.send(Stop())
+    assert engine.process.wait(10) == 0
+    assert engine.process.stderr.read() == b""
+
+
+def test_commands_act_between_steps(engine):
+    engine.next(Ready)
+    engine.add("slow", "!slow", max_tokens=400)
+    engine.next(Step)
+    engine.add("other", "!slow", max_tokens=2)
+    assert engine.tokens(1)["other"] == [97, 98]
+    engine.send(Abort(["slow", "unknown"]))
+    stats = engine.next(Stats).stats
+    while stats.running:
+        stats = engine.next(Stats).stats
+    assert stats.finished["abort"] == 1
+    assert stats.kv_blocks_usage == 0
+
+
+def test_it_tells_what_it_refuses_and_goes_on(engine):
+    engine.next(Ready)
+    engine.send(Add("a", [], PARAMS, 0.0))
+    engine.send(Add("b", [5] * 512, PARAMS, 0.0))
+    assert engine.next(Refused).param == "prompt"
+    assert "512" in engine.next(Refused).message
+    engine.add("c")
+    assert engine.tokens(1)["c"][:2] == [97, 98]
+
+
+def test_the_queue_is_not_bounded_on_this_side(tmp_path):
+    with Engine(write_model(tmp_path), max_num_seqs=1, max_waiting=0) as engine:
+        engine.next(Ready)
+        for i in range(5):
+            engine.add(str(i))
+        assert len(engine.tokens(5)) == 5
+
+
+def test_it_sends_a_beat_even_when_idle(engine):
+    engine.next(Ready)
+    engine.next(Beat)
+    engine.next(Beat)
+
+
+def test_it_leaves_when_the_web_process_is_gone(engine):
+    engine.next(Ready)
+    engine.add("slow", "!slow", max_tokens=400)
+    engine.next(Step)
+    engine.process.stdin.close()
+    assert engine.process.wait(10) == 0
+    engine.process.stdin = None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_the_web_process_s_business(engine, number):
+    engine.next(Ready)
+    engine.process.send_signal(number)
+    engine.add("a")
+    assert engine.tokens(1)
+    assert engine.process.poll() is None
+
+
+def test_a_step_that_fails_is_told_before_it_dies(engine):
+    engine.next(Ready)
+    engine.add("a", "!raise")
+    dead = engine.next(Dead)
+    assert dead.reason == "MemoryError: told to"
+    assert not dead.config_fault
+    assert engine.process.wait(10) == 1
+
+
+def test_a_load_that_fails_is_told(tmp_path):
+    folder = write_model(tmp_path)
+    (folder / "broken").touch()
+    with Engine(folder) as engine:
+        dead = engine.next(Dead)
+        assert dead == Dead("this checkpoint was told to be broken", True)
+        assert engine.process.wait(10) == 1
+        assert engine.process.stderr.read() == b""
+    (folder / "broken").unlink()
+    (folder / "fake.json").write_text(json.dumps({}))
+    with Engine(folder) as engine:
+        dead = engine.next(Dead)
+        assert (dead.reason, dead.config_fault) == ("KeyError: 'vocab_size'", False)
+        assert engine.process.wait(10) == 1
+        assert b"Traceback" in engine.process.stderr.read()
