@@ -1,58 +1,101 @@
-"""`octavo serve`: what the flags become, without starting a server."""
+"""`octavo serve`'s flags become configurations; mistakes show before anything is loaded."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from octavo.cli.main import main
+from octavo.cli.main import command_parser, main
 from octavo.config import EngineConfig, ServerConfig
-
-Started = list[tuple[EngineConfig, ServerConfig]]
+from octavo.errors import ConfigError
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    calls: Started = []
+def served(monkeypatch):
+    """What would be served: (engine configuration, server configuration)."""
+    found = []
 
-    def serve(listener: object, config: EngineConfig, options: ServerConfig) -> int:
-        calls.append((config, options))
-        return 0
+    def record(listener, config, options):
+        found.append((config, options))
+        return 7
 
-    monkeypatch.setattr("octavo.server.run.serve", serve)
-    monkeypatch.setattr("octavo.cli.serve.bind", lambda *args: socket.socket())
-    monkeypatch.setattr("octavo.cli.serve.configure", lambda: None)
+    monkeypatch.setattr("octavo.server.run.serve", record)
+
+    def run(*flags):
+        assert main(["serve", *flags]) == 7
+        return found.pop()
+
+    return run
+
+
+def test_defaults(served, monkeypatch):
     monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
-    return calls
+    config, options = served("some/model", "--port", "0")
+    assert config.with_(load_progress=True) == EngineConfig(model="some/model")
+    assert options == ServerConfig(port=0)
+    assert options.host == "127.0.0.1"
 
 
-def test_flags_become_both_configurations(started: Started) -> None:
-    assert main(["serve", "m.gguf", "--max-num-seqs", "8", "--seed", "3", "--port", "0"]) == 0
-    config, options = started[0]
-    assert (config.model, config.max_num_seqs, config.seed) == ("m.gguf", 8, 3)
-    assert (options.host, options.port) == ("127.0.0.1", 0)
+def test_flags_have_the_fields_names_and_vllm_s(served):
+    config, options = served(
+        "m", "--port=0", "--max-model-len=64", "--scheduling-policy=priority", "--max-num-seqs=3",
+        "--no-enable-prefix-caching", "--served-model-name=a,b", "--shutdown-timeout=2.5",
+        "--enable-log-requests", "--max-body-mb=8", "--generation-config=octavo",
+    )  # fmt: skip
+    assert (config.max_model_len, config.scheduler, config.max_num_seqs) == (64, "priority", 3)
+    assert not config.enable_prefix_caching
+    assert config.generation_config == "octavo"
+    assert (options.served_model_name, options.drain_timeout) == ("a,b", 2.5)
+    assert options.log_requests
+    assert options.max_body_mb == 8
 
 
-def test_vllm_s_names_are_taken(started: Started) -> None:
-    main(["serve", "--scheduling-policy", "priority", "--shutdown-timeout", "5"])
-    config, options = started[0]
-    assert (config.scheduler, options.drain_timeout) == ("priority", 5.0)
+def test_srv_11_the_key_may_come_from_the_environment(served, monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "from-outside")
+    assert served("m", "--port=0")[1].api_key == "from-outside"
+    assert served("m", "--port=0", "--api-key=own")[1].api_key == "own"
 
 
-def test_the_key_may_come_from_the_environment(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OCTAVO_API_KEY", "secret")
-    main(["serve"])
-    main(["serve", "--api-key", "given"])
-    assert [options.api_key for _, options in started] == ["secret", "given"]
+def test_srv_10_a_taken_port_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "m", "--port", str(port)]) == 1
+    assert capsys.readouterr().err.startswith(f"octavo: cannot listen on 127.0.0.1 port {port}")
 
 
-@pytest.mark.parametrize("argv", [["--port", "70000"], ["--max-body-mb", "0"]])
-def test_a_wrong_value_is_one_line(
-    started: Started, argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", *argv]) == 1
-    error = capsys.readouterr().err
-    assert argv[0][2:].replace("-", "_") in error
-    assert error.count("\n") == 1
-    assert started == []
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port=70000"], "port must be between 0 and 65535, not 70000"),
+        (["--root-path=llm"], "root_path must start with '/'"),
+        (["--max-body-mb=0"], "max_body_mb must be above 0"),
+        (["--drain-timeout=-1"], "drain_timeout"),
+        (["--stall-timeout=nan"], "stall_timeout"),
+        (["--api-key="], "api_key must not be empty"),
+    ],
+)
+def test_wrong_values_are_told(flags, words, capsys):
+    assert main(["serve", "m", "--port=0", *flags]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_every_field_has_a_flag():
+    flags = command_parser("serve").flags()
+    for name in ServerConfig.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in flags
+
+
+def test_a_wrong_type_is_told_in_code_too():
+    for bad in ({"port": "8000"}, {"host": None}, {"restart_engine": 1}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            ServerConfig(**bad)
+
+
+def test_a_mistake_does_not_wait_for_the_web_framework():
+    code = (
+        "import sys; from octavo.cli.main import main; main(['serve', 'm', '--port=70000']);"
+        "print(sorted({'fastapi', 'uvicorn', 'torch', 'zmq'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

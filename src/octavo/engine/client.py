@@ -305,8 +305,10 @@ class EngineClient:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check_alive(self) -> None:
+        if self.reason is not None:
+            raise EngineDeadError(self.reason)
         if (trouble := self.trouble) is not None:
-            raise EngineDeadError(trouble)
+            raise EngineError(trouble)
 
     def _send(self, command: Command) -> None:
         self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
@@ -356,7 +358,7 @@ class EngineClient:
             self._silent_ticks += 1
             if self._batches and (trouble := self.trouble):
                 logger.error("%s; requests in flight fail", trouble)
-                self.fail_all(EngineDeadError(trouble))
+                self.fail_all(EngineError(trouble))
 
     def _exited(self, code: int) -> None:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
