@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -19,6 +20,9 @@ from octavo.errors import ConfigError, nearest
 from octavo.log import get_logger
 
 logger = get_logger(__name__)
+
+_WEIGHTS_LAST = 0.1  # seconds for which weights are not asked for again if nobody came or went
+_priority = attrgetter("priority")
 
 MIN_CHUNK = 64  # tokens that prompts get in a step at least, while others wait for their next
 
@@ -156,11 +160,11 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 class PriorityScheduler:
     """Lower `priority` first; then the least slack to its deadline; then the highest weight.
 
-    weight_fn: number of a `RequestView`. One that raises, or gives no finite number, counts as
-        0, is counted in `weight_faults`, and is logged the first time.
-    max_wait: seconds of waiting after which a request is overdue. The first of the overdue is
-        served before all others, and while at most a quarter of the running are overdue ones
-        they are not displaced: so every wait ends, and urgent requests still find places.
+    weight_fn: number of a `RequestView`, asked for again every 0.1 s. One that raises, or gives
+        no finite number, counts as 0, is counted in `weight_faults`, and logged the first time.
+    max_wait: seconds of waiting after which a request is overdue. The one that has waited
+        longest is then served before all others, and while at most a quarter of the running are
+        overdue they are not displaced: every wait ends, and urgent requests still find places.
 
     A waiting request of strictly lower priority number, or the first overdue one, displaces a
     running one, and has the step to itself, but for the tokens that are due. Deadlines and
@@ -183,15 +187,25 @@ class PriorityScheduler:
         self.max_wait = positive("max_wait", max_wait) or math.inf
         self.max_stretch = positive("max_stretch", max_stretch)
         self.weight_faults = 0
+        self._seen: list[Request] = []  # what was ranked last, the outcome, and until when it is
+        self._ranked: list[Request] = []
+        self._longest: Request | None = None
+        self._good_until = 0.0
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
-        ranked = sorted(waiting, key=lambda request: self._rank(request, now))
-        overdue = [r for r in ranked if r.waited_at(now) >= self.max_wait]
-        if overdue:
-            first = min(overdue, key=lambda request: request.serial)
-            ranked.remove(first)
-            ranked.insert(0, first)
-        return ranked
+        listed = list(waiting)
+        if not listed:
+            return listed
+        if listed != self._seen or now >= self._good_until:
+            self._seen = listed
+            self._ranked = sorted(listed, key=lambda request: self._rank(request, now))
+            self._good_until = now + _WEIGHTS_LAST if self.weight_fn else math.inf
+            # All wait equally fast, so the one that has waited longest stays the one.
+            self._longest = max(listed, key=lambda request: request.waited_at(now))
+        first = self._longest
+        if first is None or first.waited_at(now) < self.max_wait:
+            return self._ranked
+        return chain((first,), (request for request in self._ranked if request is not first))
 
     def victim(
         self, running: Collection[Request], for_request: Request, now: float
@@ -207,10 +221,11 @@ class PriorityScheduler:
         return max(others, key=lambda request: self._rank(request, now), default=None)
 
     def budget(self, load: Load) -> tuple[int, int]:
-        best = min((request.priority for request in load.due), default=None)
-        if best is not None:
-            others = chain(load.lagging, load.waiting)
-            if urgent := sum([request.lag for request in others if request.priority < best]):
+        others = [*load.lagging, *load.waiting]
+        if load.due and others:
+            best = min(map(_priority, load.due))
+            if min(map(_priority, others)) < best:
+                urgent = sum([request.lag for request in others if request.priority < best])
                 return len(load.due) + urgent, load.max_sequences
         return fair_tokens(load, self.max_stretch), load.max_sequences
 
