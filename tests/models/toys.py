@@ -66,7 +66,7 @@ def edit_config(folder: Path, remove: Sequence[str] = (), **changes: Any) -> Non
 
 
 def load(model: str | Path, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
-    options = {"attention_impl": "torch", "load_progress": False, **options}
+    options = {"attention_impl": "auto", "load_progress": False, **options}
     return load_model(EngineConfig(model=str(model), **options), "cpu", dtype)
 
 

@@ -21,7 +21,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 _LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
 
 _CANONICAL = 64  # the row count whose bits are the right ones, and the last resort for pieces
-_PIECES = (1024, 512, 256, 128, _CANONICAL)
+# Piece sizes to try, largest first: on AMX multiples of 300 agree with small counts most often.
+_PIECES = (900, 600, 300, 256, 128, _CANONICAL)
+_PIECE_PER_THREAD = 128  # rows from which a thread works at full speed
 _PROBE_ROWS = 16
 _PROBE_COLUMNS = 16
 
@@ -52,13 +54,14 @@ class StableRows(dict[int, int]):
         self.blind = not bool(self._expected.any())
 
     def cheap(self, most_rows: int = 0) -> bool:
-        """Whether steps of up to `most_rows` need at most a quarter more rows, and no pieces.
+        """Whether steps of up to `most_rows` need at most a quarter more rows, or large pieces.
 
         The largest count asked for so far is remembered.
         """
         self._most = max(self._most, most_rows)
+        piece = _PIECE_PER_THREAD * torch.get_num_threads()
         counts = [n for n in (256, self._most) if _CANONICAL < n <= self._most]
-        return all(n <= self[n] <= n + n // 4 for n in counts)
+        return all(min(n, piece) <= self[n] <= n + n // 4 for n in counts)
 
     def __missing__(self, rows: int) -> int:
         fit = rows
@@ -84,7 +87,7 @@ class StableRows(dict[int, int]):
 def _larger(rows: int) -> list[int]:
     """Row counts worth padding to: at most half as many again, or 64."""
     most = max(rows + rows // 2, _CANONICAL)
-    steps = (2, 4, 8, 16, 32, 64, 128, 256)
+    steps = (2, 4, 8, 16, 32, 60, 64, 128, 256)
     near = {rows + 1, *(-(-rows // s) * s + extra for s in steps for extra in (0, 1))}
     return sorted(n for n in near if rows < n <= most)
 
@@ -115,9 +118,9 @@ def _cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:
 class Products:
     """Makes products for one device and dtype; equal shapes share what was found out of them.
 
-    most_rows: the largest step. In bf16 a shape whose rows could agree only by working in
-    pieces (on AMX: inner sizes above about 2,000) is left as it is unless `strict`: pieces
-    double the time of a long prompt. In fp32 rows always agree.
+    most_rows: the largest step. In bf16 a shape whose rows agree only in small pieces (on AMX:
+    many inner sizes above 2,048) is left as it is unless `strict`: that would double the time
+    of a long prompt. In fp32 rows always agree.
     """
 
     def __init__(
@@ -197,16 +200,10 @@ def _with_stable_rows(product: Product, fits: StableRows) -> Product:
     def stable(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         fit = fits[rows]
-        return product(x) if fit == rows else _refit(product, x, rows, fit)
+        if fit == rows:
+            return product(x)
+        if fit > rows:
+            return product(F.pad(x, (0, 0, 0, fit - rows)))[:rows]
+        return torch.cat([stable(piece) for piece in torch.split(x, fit)])
 
     return stable
-
-
-def _refit(product: Product, x: torch.Tensor, rows: int, fit: int) -> torch.Tensor:
-    if fit > rows:
-        return product(F.pad(x, (0, 0, 0, fit - rows)))[:rows]
-    pieces = torch.split(x, fit)
-    last = pieces[-1]
-    whole = [product(piece) for piece in pieces[:-1]]
-    padded = product(F.pad(last, (0, 0, 0, fit - len(last))))[: len(last)]
-    return torch.cat([*whole, padded])
