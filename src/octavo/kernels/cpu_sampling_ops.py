@@ -61,11 +61,21 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
 
     logits: float32 [R, V] without gaps. NaN where an item has fewer, or a bad status.
     """
+    vocab = logits.shape[1]
+    assert items["token"].min() >= 0, "an item has no token"
+    assert items["token"].max() < vocab, "an item's token is not in the vocabulary"
+    assert items["top_k"].max() <= vocab, "an item wants more tokens than there are"
     most = 1 + int(items["top_k"].max())
     ids = np.zeros((items.size, most), np.int64)
     values = np.full(ids.shape, np.nan)
     _run("logprobs", logits, items, ids.ctypes.data, values.ctypes.data, most)
     return ids, values
+
+
+def prepare() -> None:
+    """Make every kernel ready: seconds the first time on a machine, then milliseconds."""
+    for name in ("draw", "argmax_bf16", "logprobs"):
+        _kernel(name).load()
 
 
 @cache
@@ -75,6 +85,9 @@ def _kernel(name: str) -> Kernel:
 
 def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
     vocab, count = logits.shape[1], items.size
+    assert logits.is_contiguous(), "rows have gaps"
+    assert items.flags.c_contiguous, "items have gaps"
+    assert 0 <= items["row"].min() <= items["row"].max() < logits.shape[0], "no such row"
     threads = min(cpu_jit.threads(), count) if count * vocab >= _SHARED_FROM else 1
     # tops [pieces], keys, ids, weights [V + 1 each], 4 bytes all: touched only as far as needed.
     size = (4 * (vocab // PIECE + 1 + 3 * (vocab + 1)) + 63) // 64 * 64

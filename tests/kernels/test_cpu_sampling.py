@@ -1,0 +1,115 @@
+"""The sampling kernels, item by item; whole draws are compared in tests/runner/test_sampler.py."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.kernels import cpu_sampling_ops as ops
+
+MASK = 2**64 - 1
+
+
+def items(count, **fields):
+    made = np.zeros(count, ops.ITEM)
+    made["row"] = np.arange(count)
+    made["top_p"] = 1.0
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
+def drawn(logits, made):
+    ops.draw(logits, made)
+    return made["token"].tolist(), made["status"].tolist()
+
+
+def split_mix(state, count):
+    """The first outputs of SplitMix64, as its authors wrote it."""
+    out = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & MASK
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        out.append(z ^ (z >> 31))
+    return out
+
+
+def test_the_reference_is_split_mix():
+    """Outputs for the seed 1234567, as published with other implementations."""
+    assert split_mix(1234567, 3) == [
+        6457827717110365317, 3203168211198807973, 9817491932198370423,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 63, 64, 65, 700])
+def test_flat_draws_take_the_smallest_hash(size):
+    """With equal logits the race is won by the least exponential, so by the smallest output."""
+    made = items(50, temperature=1.0, seed=np.arange(50), index=3, position=7)
+    tokens, _ = drawn(torch.zeros(50, size), made)
+    for seed, token in enumerate(tokens):
+        state = split_mix(split_mix(split_mix(seed, 1)[0], 4)[3], 8)[7]
+        outputs = split_mix(state, size)
+        assert token == min(range(size), key=lambda i: outputs[i] >> 11)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 129, 1000, 9000])
+@pytest.mark.parametrize("k", [1, 2, 5, 64, 200, 999, 8999])
+def test_the_k_largest_are_exactly_those(size, k):
+    """Many equal logits, negative and positive, so that the cut falls among equals."""
+    generator = torch.Generator().manual_seed(size * 10_000 + k)
+    logits = torch.randint(-20, 20, (3, size), generator=generator) / 4
+    made = items(3, token=0, top_k=min(k, size))
+    ids, values = ops.logprobs(logits, made)
+    for row, found, logprobs in zip(logits.tolist(), ids, values, strict=True):
+        order = sorted(range(size), key=lambda i: (-row[i], i))[:k]
+        assert found[1 : 1 + len(order)].tolist() == order
+        assert np.all(np.diff(logprobs[1:]) <= 0)
+
+
+def test_exponentials_are_exact_over_their_whole_range():
+    """log-softmax of two tokens that are `gap` apart is -log1p(exp(-gap)) and that - gap."""
+    gaps = torch.cat([torch.linspace(0, 20, 400), torch.linspace(20, 90, 100)])
+    logits = torch.stack([torch.zeros(500), -gaps], dim=1) + 3.0
+    made = items(500, token=1)
+    _, values = ops.logprobs(logits, made)
+    expected = [-(3.0 - x) - math.log1p(math.exp(x - 3.0)) for x in logits[:, 1].tolist()]
+    np.testing.assert_allclose(values[:, 0], expected, rtol=0, atol=2e-7)
+
+
+def test_ranks_count_equals_of_lower_id_first():
+    logits = torch.tensor([1.0, 5.0, 1.0, 5.0, 0.0, 1.0]).repeat(6, 1)
+    made = items(6, token=np.arange(6))
+    ops.logprobs(logits, made)
+    assert made["rank"].tolist() == [3, 1, 4, 2, 6, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 257, 5000])
+def test_argmax(size, dtype):
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randint(-30, 30, (40, size), generator=generator) / 8).to(dtype)
+    made = items(40)
+    (ops.draw if dtype is torch.float32 else ops.argmax_bf16)(logits, made)
+    assert made["token"].tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [(float("nan"), ops.NOT_FINITE), (float("inf"), ops.NOT_FINITE), (float("-inf"), ops.OK)],
+)
+@pytest.mark.parametrize("at", [0, 63, 64, 99])
+def test_status(value, status, dtype, at):
+    logits = torch.zeros(3, 100, dtype=dtype)
+    logits[1, at] = value
+    made = items(3)
+    (ops.draw if dtype is torch.float32 else ops.argmax_bf16)(logits, made)
+    assert made["status"].tolist() == [ops.OK, status, ops.OK]
+    assert (made["token"] < 0).tolist() == [False, status != ops.OK, False]
+
+
+def test_a_row_without_any_token():
+    made = items(1, temperature=1.0)
+    assert drawn(torch.full((1, 70), float("-inf")), made) == ([-1], [ops.EMPTY])
