@@ -3,7 +3,15 @@
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from octavo.text.vocab import byte_alphabet, splitter
+from octavo.text.vocab import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    Pieces,
+    byte_alphabet,
+    sentencepiece,
+    splitter,
+)
 
 
 def words(name: str, text: str) -> list[str]:
@@ -57,3 +65,13 @@ def test_the_byte_alphabet_is_the_library_s() -> None:
     assert sorted(table.values()) == list(range(256))
     assert set(table) == set(pre_tokenizers.ByteLevel.alphabet())
     assert (table["Ġ"], table["Ċ"], table["A"]) == (32, 10, 65)
+
+
+def test_no_merge_makes_a_control_piece() -> None:
+    """SentencePiece reads "<s>" in a text as three characters, though its parts are pieces."""
+    texts = ["<unk>", "<s>", "<", "s", ">", "s>", "<s", "\u2581"]
+    kinds = [UNKNOWN, CONTROL, *[NORMAL] * 6]
+    pieces = Pieces(texts, [0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0], kinds)
+    backend = sentencepiece(pieces)
+    backend.encode_special_tokens = True
+    assert backend.encode("<s>").tokens == ["\u2581", "<", "s>"]
