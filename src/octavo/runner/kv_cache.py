@@ -10,6 +10,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.core.plan import BlockCopy
 from octavo.errors import ConfigError
+from octavo.runner import huge_pages
 
 
 class KVCache:
@@ -38,6 +39,8 @@ class KVCache:
             self.host = [_on_disk(swap_path, s, d) for s, d in layouts(num_host_blocks)]
         elif num_host_blocks:
             self.host = [torch.empty(s, dtype=d) for s, d in layouts(num_host_blocks)]
+        for tensor in (*self.layers, *self.host):
+            huge_pages.request(tensor)
         for layer in self.layers:
             layer[0].zero_()  # the null block is read as padding, so it must be finite
 

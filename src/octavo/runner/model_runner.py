@@ -21,7 +21,7 @@ from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import load_model
 from octavo.params import SamplingParams
-from octavo.runner import memory
+from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.kv_cache import KVCache, block_bytes
 from octavo.runner.sampler import Sampled, prompt_logprobs, sample
@@ -42,6 +42,7 @@ class ModelRunner:
         self.device = "cpu"
         self.dtype = resolve_dtype(config.dtype)
         self.model: Decoder = load_model(config, self.device, self.dtype)
+        huge_pages.collapse_all()
         loaded = time.perf_counter()
         self.kv_dtype = (
             self.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]

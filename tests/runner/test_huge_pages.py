@@ -1,0 +1,41 @@
+"""Huge pages are asked for, values survive the move, and nothing breaks where there are none."""
+
+import numpy as np
+import pytest
+import torch
+from octavo.runner import huge_pages
+
+
+def huge_bytes():
+    with open("/proc/self/smaps_rollup") as file:
+        found = [line.split()[1] for line in file if line.startswith("AnonHugePages")]
+    return int(found[0]) * 1024 if found else 0
+
+
+def test_memory_moves_and_keeps_its_values():
+    values = np.arange(6_000_000, dtype=np.int64)  # 48 MB
+    before = huge_bytes()
+    moved = huge_pages.collapse_all()
+    assert (values == np.arange(6_000_000)).all()
+    if not huge_pages.available():
+        assert moved == 0
+        pytest.skip("this system gives no huge pages")
+    if moved:  # a system may refuse when its memory is in pieces
+        assert huge_bytes() - before > 0
+
+
+def test_a_tensor_may_be_asked_for_before_it_is_written():
+    tensor = torch.empty(16_000_000)
+    huge_pages.request(tensor)
+    tensor.fill_(1)
+    assert tensor.sum() == 16_000_000
+    huge_pages.request(torch.empty(0))
+    huge_pages.request(torch.empty(3))
+
+
+def test_where_the_system_gives_none_nothing_is_done(monkeypatch, tmp_path):
+    monkeypatch.setattr(huge_pages, "_SETTING", tmp_path / "absent")
+    assert not huge_pages.available()
+    assert huge_pages.collapse_all() == 0
+    (tmp_path / "absent").write_text("always madvise [never]\n")
+    assert not huge_pages.available()
