@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from octavo.runner import huge_pages
 
 
