@@ -249,7 +249,7 @@ FRAGMENTS = ["<|im_end|>", "<|im_", "end|>", "<", "|>", "[INST]", "[", "]", " ",
              "<|eot|>", "<|", "eot", "</think>", "\U0010fff0", "\u205f"]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(st.lists(st.sampled_from(FRAGMENTS), max_size=6), min_size=1, max_size=3),
     template=st.sampled_from([CHATML, TRIMS, INST, THINKS]),

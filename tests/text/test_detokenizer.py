@@ -264,7 +264,7 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None, 
     return text, None, held
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     text=st.text(alphabet="ab.", max_size=24),
     stops=st.lists(st.text(alphabet="ab.", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -284,7 +284,7 @@ def test_one_character_at_a_time_equals_the_plain_rule(
         assert shown == step + 1 - kept  # exactly what could still become a stop is held
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(alphabet="ab", min_size=1, max_size=6), min_size=1, max_size=5))
 def test_the_automaton_finds_every_string_in_linear_steps(stops: list[str]) -> None:
     automaton = StopStrings(stops)

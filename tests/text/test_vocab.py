@@ -75,3 +75,11 @@ def test_no_merge_makes_a_control_piece() -> None:
     backend = sentencepiece(pieces)
     backend.encode_special_tokens = True
     assert backend.encode("<s>").tokens == ["\u2581", "<", "s>"]
+
+
+def test_the_best_score_merges_first_wherever_its_piece_stands() -> None:
+    texts = ["<unk>", "a", "b", "c", "ab", "bc"]
+    kinds = [UNKNOWN, *[NORMAL] * 5]
+    for scores, expected in (([-1.0, -2.0], ["ab", "c"]), ([-2.0, -1.0], ["a", "bc"])):
+        pieces = Pieces(texts, [0.0, -9.0, -9.0, -9.0, *scores], kinds, dummy_prefix=False)
+        assert sentencepiece(pieces).encode("abc").tokens == expected

@@ -139,7 +139,6 @@ class _Reader:
 
     def _strings(self, count: int, key: str) -> list[str]:
         """The long arrays (tokens, merges): one loop over locals, checked once at its end."""
-        self._need(count * 8, key)
         data, at, size = self.data, self.at, self.size
         texts: list[str] = []
         try:

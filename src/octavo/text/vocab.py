@@ -157,7 +157,7 @@ def sentencepiece(pieces: Pieces) -> tokenizers.Tokenizer:
     model: Any
     if pieces.unigram:
         model = models.Unigram(
-            list(zip(pieces.texts, _unigram_scores(pieces), strict=True)),
+            list(zip(pieces.texts, pieces.scores, strict=True)),
             unk_id=pieces.unk_id,
             byte_fallback=pieces.byte_fallback,
         )
@@ -212,20 +212,6 @@ def _merges(pieces: Pieces) -> list[tuple[str, str]]:
     ]
     ranked.sort()
     return [(left, right) for _, left, right in ranked]
-
-
-def _unigram_scores(pieces: Pieces) -> list[float]:
-    """Control and byte pieces get the worst score of the others: their own is 0, the best.
-
-    Not worse than that, since the library takes the least score as the base of the unknown's.
-    """
-    usable = (NORMAL, USER_DEFINED)
-    known = [s for s, kind in zip(pieces.scores, pieces.kinds, strict=True) if kind in usable]
-    worst = min(known, default=0.0)
-    return [
-        score if kind in usable else worst
-        for score, kind in zip(pieces.scores, pieces.kinds, strict=True)
-    ]
 
 
 def _normalizers(pieces: Pieces) -> list[Any]:
