@@ -6,6 +6,7 @@ numerics: see `kernels.cpu_attention`.
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from octavo.kernels import cpu_jit, cpu_layout, cpu_ops
 from octavo.kernels.cpu_layout import ITEM_SLOTS, KEYS
 
 _FLOATS = (torch.float32, torch.bfloat16)
-_ROWS = 256  # rows (queries x groups) of an item: a piece is read again for every 32 of them
+_PRODUCTS = 8  # of 32 rows in an item at most: K and V of a piece are placed once for all
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 _pack_call = struct.Struct(cpu_layout.CALL_FORMAT).pack
 _pack_step = struct.Struct(cpu_layout.STEP_FORMAT).pack
 
@@ -24,6 +26,7 @@ _pack_step = struct.Struct(cpu_layout.STEP_FORMAT).pack
 class _Work:
     """A step's items for layers of one kind. `keep` owns the memory that `packed` points to."""
 
+    kernel: cpu_jit.Kernel
     packed: bytes
     threads: int
     keep: tuple[object, ...]
@@ -77,10 +80,19 @@ class CpuAttention:
         Shapes as in `attend` and `write`; cos_sin as in `kernels.reference.rope`. What `key`
         holds afterwards is not defined.
         """
-        cpu_ops.rope_write(
-            query, _in_rows(key), _in_rows(value), cos_sin, meta.positions, cache, meta.slots,
-            meta.block_size, q_norm, k_norm, eps,
-        )  # fmt: skip
+        turned = _in_rows(query)
+        if key.dtype != cache.dtype:
+            cpu_ops.rope_write(
+                turned, key, key, cos_sin, meta.positions, None, None, 1, q_norm, k_norm, eps
+            )
+            self.write(key, value, cache, meta)
+        else:
+            cpu_ops.rope_write(
+                turned, _in_rows(key), _in_rows(value), cos_sin, meta.positions, cache,
+                meta.slots, meta.block_size, q_norm, k_norm, eps,
+            )  # fmt: skip
+        if turned is not query:
+            query.copy_(turned)
 
     def attend(
         self,
@@ -89,7 +101,9 @@ class CpuAttention:
         meta: AttentionMetadata,
         spec: AttentionSpec,
     ) -> torch.Tensor:
-        """See AttentionBackend.attend."""
+        """See AttentionBackend.attend. A query of another dtype than the cache is converted."""
+        if query.dtype != cache.dtype:
+            return self.attend(query.to(cache.dtype), cache, meta, spec).to(query.dtype)
         if meta is not self._meta:
             self._work.clear()
             self._meta = meta
@@ -97,82 +111,104 @@ class CpuAttention:
         if work is None:
             work = self._work[spec] = self._plan(meta, spec, cache.dtype)
         query = _in_rows(query)
-        out = torch.empty((query.shape[0], spec.num_heads * spec.head_dim), dtype=query.dtype)
-        stride = query.stride(0) * query.element_size()
+        tokens, heads, head_dim = query.shape
+        out = torch.empty((tokens, heads * head_dim), dtype=query.dtype)
+        stride = query.stride(0) * query.itemsize
         call = _pack_call(0, 0, query.data_ptr(), stride, cache.data_ptr(), out.data_ptr())
-        kind = cpu_ops.attention_kind(query.dtype)
-        cpu_ops.kernel("attention", kind).run(call + work.packed, work.threads)
+        work.kernel.run(call + work.packed, work.threads)
         return out
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
-        threads = cpu_jit.threads()
-        tables = meta.block_tables
-        items, counters, partial = _items(meta, spec, threads)
+        parts = _parts(meta, spec, cpu_jit.threads())
+        items, counters, partial = _items(parts, spec)
         groups = spec.num_heads // spec.num_kv_heads
-        rows = max(1, int(items[:, 1].max(initial=1))) * groups
+        rows = int(parts.queries.max(initial=1)) * groups
         size = cpu_layout.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
-        threads = max(1, min(threads, len(items)))
+        threads = min(parts.threads, len(items)) or 1
         if self._scratch.numel() < size * threads:
             self._scratch = torch.empty(size * threads, dtype=torch.uint8)
-        shared = torch.empty(partial, dtype=torch.float32)
+        shared, tables = np.empty(partial, np.float32), meta.block_tables
         packed = _pack_step(
             items.ctypes.data, len(items), tables.data_ptr(), self._scratch.data_ptr(), size,
-            shared.data_ptr(), meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
+            shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
-        return _Work(packed, threads, (items, counters, shared, tables, self._scratch))
+        kernel = cpu_ops.kernel("attention", cpu_ops.attention_kind(dtype))
+        keep = (items, counters, shared, tables, self._scratch)
+        return _Work(kernel, packed, threads, keep)
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
     return x if cpu_ops.in_rows(x) else x.contiguous()
 
 
-def _items(
-    meta: AttentionMetadata, spec: AttentionSpec, threads: int
-) -> tuple["np.ndarray[tuple[int, int], np.dtype[np.int64]]", object, int]:
-    """Items (see `kernels.cpu_layout`), dearest first; their counters; floats of partials."""
-    starts, lengths = meta.query_starts.tolist(), meta.seq_lens.tolist()
-    stride, groups = meta.block_tables.stride(0), spec.num_heads // spec.num_kv_heads
-    parts: list[tuple[int, ...]] = []  # token, queries, position, table, first, last piece
-    total = sum((starts[r + 1] - starts[r]) * lengths[r] for r in range(meta.num_rows))
-    # An item should cost at most a part of a thread's share, so that threads end together.
-    most = max(1, total * spec.num_kv_heads // (4 * threads))
-    for row in range(meta.num_rows):
-        token, end, length = starts[row], starts[row + 1], lengths[row]
-        step = max(1, min(_ROWS // groups, most // length))
-        step = max(step, min(end - token, -(-cpu_layout.SUB // groups)))
-        for first in range(token, end, step):
-            queries = min(step, end - first)
-            position = length - (end - first)
-            low = 0 if spec.window is None else max(0, position - spec.window + 1)
-            last = -(-(position + queries) // KEYS)
-            parts.append((first, queries, position, row * stride, low // KEYS, last))
-    return _with_heads(parts, spec, groups, most)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Runs of queries of one row, each over the pieces first..last-1 of its keys, in arrays;
+    what `cpu_layout` says of an item. `shares`: items that share a part's pieces, per KV head."""
+
+    token: Ints
+    queries: Ints
+    position: Ints
+    table: Ints
+    first: Ints
+    last: Ints
+    shares: Ints
+    threads: int
 
 
-def _with_heads(
-    parts: list[tuple[int, ...]], spec: AttentionSpec, groups: int, most: int
-) -> tuple["np.ndarray[tuple[int, int], np.dtype[np.int64]]", object, int]:
-    """Each part for each KV head, those of few queries and many keys shared among items."""
-    out: list[tuple[int, ...]] = []
-    dim, partial, counter = cpu_layout.padded_dim(spec.head_dim), 0, 0
-    counters = np.zeros(len(parts) * spec.num_kv_heads, np.int64)
-    for token, queries, position, table, first, last in parts:
-        pieces, rows = last - first, queries * groups
-        shares = 1
-        if rows <= cpu_layout.SUB:
-            shares = min(pieces, -(-queries * pieces * KEYS // most))
-        for head in range(spec.num_kv_heads):
-            base = (token, queries, position, head, table)
-            if shares == 1:
-                out.append((*base, first, last, 0, 1, first, last, 0))
-                continue
-            address = counters.ctypes.data + 8 * counter
-            for share in range(shares):
-                a, b = (first + pieces * (share + i) // shares for i in (0, 1))
-                out.append((*base, a, b, address, shares, first, last, partial))
-            counter += 1
-            partial += pieces * (rows * dim + 2 * cpu_layout.SUB)
-    items = np.array(out, np.int64).reshape(-1, ITEM_SLOTS)
+def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts:
+    """Cut a step so that threads end together: a part has at most a quarter of a thread's share.
+
+    Work is counted in keys x products of 32 rows. A piece of 256 keys takes about 3 us with a
+    head of 64, so less than two of them is left to one thread, and none is cut smaller.
+    """
+    groups, heads = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads
+    starts = meta.query_starts.numpy().astype(np.int64)
+    lengths = meta.seq_lens.numpy().astype(np.int64)
+    counts = starts[1:] - starts[:-1]
+    products = -(-counts * groups // cpu_layout.SUB)
+    total = int((products * lengths).sum()) * heads
+    if total * spec.head_dim < 2 * KEYS * 64:
+        threads = 1
+    most = max(KEYS, total // (4 * threads))
+    taken = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * cpu_layout.SUB // groups
+    step = np.maximum(taken, 1)
+    parts = -(-counts // step)
+    row = np.repeat(np.arange(len(counts)), parts)
+    offset = (np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[row]
+    queries = np.minimum(step[row], counts[row] - offset)
+    position = lengths[row] - counts[row] + offset
+    low = position - (spec.window or 0) + 1 if spec.window else np.zeros_like(position)
+    first, last = np.maximum(low, 0) // KEYS, -(-(position + queries) // KEYS)
+    shares = np.minimum(last - first, -(-(last - first) * KEYS // most))
+    shares[queries * groups > cpu_layout.SUB] = 1
+    table = row * meta.block_tables.stride(0)
+    return _Parts(starts[row] + offset, queries, position, table, first, last, shares, threads)
+
+
+def _items(parts: _Parts, spec: AttentionSpec) -> tuple[Ints, Ints, int]:
+    """Items (see `cpu_layout`), the dearest first; their counters; floats of what is shared."""
+    heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
+    each = parts.shares * heads
+    part = np.repeat(np.arange(len(each)), each)
+    index = np.arange(len(part)) - np.repeat(np.cumsum(each) - each, each)
+    shares, first, last = parts.shares[part], parts.first[part], parts.last[part]
+    head, share = index // shares, index % shares
+    pieces, group = last - first, part * heads + head
+    counters = np.zeros(len(each) * heads, np.int64)
+    row_floats = parts.queries * groups * cpu_layout.padded_dim(spec.head_dim)
+    floats = (parts.last - parts.first) * (row_floats + 2 * cpu_layout.SUB)
+    floats = np.repeat(np.where(parts.shares > 1, floats, 0), heads)
+    items = np.empty((len(part), ITEM_SLOTS), np.int64)
+    items[:, 0], items[:, 1], items[:, 2] = (
+        parts.token[part], parts.queries[part], parts.position[part],
+    )  # fmt: skip
+    items[:, 3], items[:, 4] = head, parts.table[part]
+    items[:, 5] = first + pieces * share // shares
+    items[:, 6] = first + pieces * (share + 1) // shares
+    items[:, 7] = np.where(shares > 1, counters.ctypes.data + 8 * group, 0)
+    items[:, 8], items[:, 9], items[:, 10] = shares, first, last
+    items[:, 11] = (np.cumsum(floats) - floats)[group]
     cost = items[:, 1] * (items[:, 6] - items[:, 5])
-    return np.ascontiguousarray(items[np.argsort(-cost, kind="stable")]), counters, partial
+    return items[np.argsort(-cost, kind="stable")], counters, int(floats.sum())

@@ -24,11 +24,13 @@ and the heads of the group are the rows of its products: row r is query r // gro
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from octavo.kernels import cpu_layout as at
 from octavo.kernels import cpu_tiles
 from octavo.kernels.cpu_vector import (
     LANES,
+    Vec,
     copy,
     get32,
     getd,
@@ -80,7 +82,7 @@ def _softmax(half: bool) -> Any:
     size, step = (2 if half else 4), 4 * LANES
     put, exp2 = (vstoreh, vexp2_rough) if half else (vstore, vexp2)
 
-    @jit
+    @jit(returns=types.float32)
     def peak(s, low, high, factor):
         """Mask a row of scores outside low..high-1, up to whole steps; returns its maximum."""
         first, end = low // step * 4, (high + step - 1) // step * 4  # in vectors
@@ -96,7 +98,7 @@ def _softmax(half: bool) -> Any:
             t2, t3 = vmax(vload(here + LANES * 8), t2), vmax(vload(here + LANES * 12), t3)
         return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
 
-    @jit
+    @jit(returns=Vec)
     def weights(s, low, high, filled, factor, m):
         """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
         Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order."""
@@ -201,7 +203,7 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
     size, pair = (2, 2) if half else (4, 1)
     keys = 16 if tiles else LANES  # of one vector or tile of K
 
-    @jit
+    @jit(returns=types.int64)
     def block(a, item, index):
         """Address of K of a block; V follows after block_size * dim values."""
         entry = get32(geti(a + at.TABLES) + (geti(item + at.TABLE) + index) * 4)
@@ -209,7 +211,7 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
         head = entry * geti(a + at.KV_HEADS) + geti(item + at.KV_HEAD)
         return geti(a + at.CACHE) + head * 2 * geti(a + at.BLOCK_SIZE) * dim * size
 
-    @jit
+    @jit(returns=types.int64)
     def place_k(a, item, start, count, dim, depth, pointers, room):
         """Addresses of the vectors of K of keys start..start+count-1; returns their stride.
 
@@ -250,7 +252,7 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
         if word < words:
             zero(values + word * dim * 4, (words - word) * dim * 4)
 
-    @jit
+    @jit(returns=types.int64)
     def place_v(a, item, start, count, dim, pointers, room):
         """Addresses of the parts of V of keys start..start+count-1; returns keys in a part."""
         size_of_block = geti(a + at.BLOCK_SIZE)

@@ -15,6 +15,7 @@ import numpy as np
 from octavo.kernels import cpu_layout as at
 from octavo.kernels.cpu_vector import (
     LANES,
+    Vec,
     copy,
     get32,
     getd,
@@ -51,7 +52,7 @@ def _memory(half: bool) -> tuple[int, Any, Any]:
     get, put = (vloadh, vstoreh) if half else (vload, vstore)
     spare = stack(LANES * 4)
 
-    @jit
+    @jit(returns=Vec)
     def read(here, left):
         if left >= LANES:
             return get(here)

@@ -105,7 +105,9 @@ class CpuOps:
 
 def in_rows(x: torch.Tensor) -> bool:
     """Whether each token of x [tokens, heads, head_dim] is without gaps."""
-    return x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
+    _, heads, head_dim = x.shape
+    _, head_stride, stride = x.stride()
+    return stride == 1 and (head_stride == head_dim or heads == 1)
 
 
 def rope_write(

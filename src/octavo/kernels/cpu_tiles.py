@@ -140,7 +140,7 @@ def vector_products(half: bool) -> tuple[Any, Any]:
     t1, t2, t3, t4, t6 = thin
     most, step = ROWS, LANES * 4
 
-    @jit
+    @jit(returns=types.int64)
     def group(left):
         """Rows to take next: 7 as 4 + 3 and 8 as 4 + 4, not as 6 and a remainder."""
         if left == most or left > most + 2:

@@ -7,14 +7,16 @@ widened when loaded and rounded to nearest even when stored). Every function her
 processor; what has an instruction of its own uses it.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
+from numba.core import compiler
 from numba.core.datamodel import models
+from numba.core.targetconfig import ConfigStack
 from numba.extending import intrinsic, register_model
 
 from octavo.kernels import cpu_jit
@@ -51,9 +53,44 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(manager, fe_type, VF)
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """A helper that Numba compiles into the kernels that call it."""
-    return numba.njit(error_model="numpy")(function)
+def jit(function: Any = None, *, returns: Any = types.void) -> Any:
+    """A helper for kernels, compiled into them; `returns` is its result's Numba type.
+
+    Unlike what numba.njit makes, it goes into the caller's own library: optimized once, as a
+    whole, and not again at each level of calls (which doubles the compile time).
+    """
+    if function is None:
+        return functools.partial(jit, returns=returns)
+
+    def typed(context: Any, *given: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            library = context.active_code_library
+            known = library.__dict__.setdefault("octavo_helpers", {})
+            if (function, signature.args) not in known:
+                flags = ConfigStack().top().copy()
+                flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+                known[function, signature.args] = compiler.compile_internal(
+                    context.typing_context, context, library, function, signature.args,
+                    signature.return_type, flags, locals={},
+                )  # fmt: skip
+            called = known[function, signature.args].fndesc
+            return context.call_internal(builder, called, signature, values)
+
+        return returns(*given), codegen
+
+    return _intrinsic(typed, function)
+
+
+def _intrinsic(typed: Any, like: Callable[..., Any]) -> Any:
+    """Numba takes the number of arguments from the signature, which an emitter has, too, with
+    its builder in the place of the context."""
+    parameters = list(inspect.signature(like).parameters.values())
+    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if parameters[:1] and parameters[0].name == "b":
+        parameters = parameters[1:]
+    typed.__signature__ = inspect.Signature([first, *parameters])
+    typed.__name__ = like.__name__
+    return intrinsic(typed)
 
 
 def op(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -67,10 +104,7 @@ def op(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
 
             return result(*arguments), codegen
 
-        # Numba takes the number of arguments from the signature.
-        typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]
-        typed.__name__ = emit.__name__
-        return intrinsic(typed)
+        return _intrinsic(typed, emit)
 
     return wrap
 
