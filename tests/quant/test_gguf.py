@@ -27,7 +27,7 @@ def test_every_block_format_equals_the_gguf_package(number: int) -> None:
     kind = FORMATS[number]
     raw = _blocks(number, 300)
     expected = gguf.dequantize(raw, gguf.GGMLQuantizationType(number))
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         out = torch.full((300, kind.block_values), torch.nan, dtype=dtype)
         decode_into(kind, torch.from_numpy(raw).flatten(), out)
         want = torch.from_numpy(expected).to(dtype).view(300, kind.block_values)
@@ -43,9 +43,9 @@ def test_sizes_equal_the_gguf_package() -> None:
 
 def test_pieces_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = torch.from_numpy(_blocks(3, 100)).flatten()
-    whole, pieces = torch.empty(100, 32), torch.empty(100, 32)
+    whole, pieces = (torch.empty(100, 32, dtype=torch.float64) for _ in range(2))
     decode_into(FORMATS[3], raw, whole)
-    monkeypatch.setattr("octavo.quant.gguf._VALUES_AT_ONCE", 7 * 32)
+    monkeypatch.setattr("octavo.quant.gguf._BLOCKS_AT_ONCE", 7)
     decode_into(FORMATS[3], raw, pieces)
     assert torch.equal(whole, pieces)
 

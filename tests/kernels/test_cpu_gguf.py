@@ -1,0 +1,52 @@
+"""The compiled decoders against their torch twins, bit for bit."""
+
+import struct
+
+import pytest
+import torch
+
+from octavo.kernels.cpu_jit import Kernel
+from octavo.quant.gguf import FORMATS, BlockFormat
+
+KINDS = {kind.name: kind for kind in FORMATS.values() if kind.decode is not None}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def stored(kind: BlockFormat, count: int) -> torch.Tensor:
+    """Random bytes; scales of every size that a float16 has, subnormal ones and zeros too."""
+    generator = torch.Generator().manual_seed(count)
+    raw = torch.randint(0, 256, (count, kind.block_bytes), dtype=torch.uint8, generator=generator)
+    at = 208 if kind.name == "Q6_K" else 0
+    count_halves = 1 if kind.name in ("Q4_0", "Q5_0", "Q8_0", "Q6_K") else 2
+    bits = torch.randint(0, 0x7C00, (count, count_halves), generator=generator)
+    bits[:2] = torch.tensor([0, 1])[:, None]
+    bits += 0x8000 * torch.randint(0, 2, bits.shape, generator=generator)
+    halves = bits.to(torch.int32).to(torch.uint16)
+    raw[:, at : at + 2 * count_halves] = halves.view(torch.uint8).view(count, -1)
+    return raw
+
+
+def run(name: str, dtype: str, raw: torch.Tensor, chunk: int, threads: int = 1) -> torch.Tensor:
+    kind = KINDS[name]
+    out = torch.full((len(raw), kind.block_values), torch.nan, dtype=DTYPES[dtype])
+    call = struct.pack("<6q", 0, 0, len(raw), chunk, raw.data_ptr(), out.data_ptr())
+    Kernel("octavo.kernels.cpu_gguf:decode", f"{name}-{dtype}").run(call, threads)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", KINDS)
+def test_values_equal_the_twin(name: str, dtype: str) -> None:
+    kind = KINDS[name]
+    assert kind.decode is not None
+    raw = stored(kind, 333)
+    wanted = kind.decode(raw).to(DTYPES[dtype])
+    assert torch.equal(run(name, dtype, raw, len(raw)), wanted)
+    assert not torch.equal(run(name, dtype, raw.flip(0), len(raw)), wanted)
+
+
+@pytest.mark.parametrize(("chunk", "threads"), [(1, 1), (7, 2), (1000, 2)])
+def test_any_split_gives_the_same(chunk: int, threads: int) -> None:
+    raw = stored(KINDS["Q4_1"], 100)
+    whole = run("Q4_1", "bfloat16", raw, 100)
+    assert torch.equal(run("Q4_1", "bfloat16", raw, chunk, threads), whole)
