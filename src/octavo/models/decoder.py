@@ -122,8 +122,8 @@ class Decoder:
         return self._norm(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, H] -> fp32 [R, vocabulary]."""
-        return self._head(hidden).float()
+        """[R, H] -> [R, vocabulary], in the model's dtype."""
+        return self._head(hidden)
 
     def explain(self) -> dict[str, str]:
         """For each op, what serves it and why."""

@@ -8,6 +8,7 @@ not ask. Elsewhere, and where the setting is `never`, nothing here has an effect
 """
 
 import ctypes
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,35 @@ logger = get_logger(__name__)
 
 HUGE = 2**21
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_LARGEST_FROM_HEAP = 2**25  # glibc takes no larger limit
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def prepare_heap() -> bool:
+    """Let weights and activations come from one heap of huge pages that is never given back.
+
+    By default glibc maps each large array anew and unmaps it when it is freed: a step would
+    fault in every page of every activation again. Reserves address space, not memory. Once per
+    process; returns whether it was done, which it is on glibc only.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    reserve = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)
+    libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(_M_TOP_PAD, reserve)
+    held = libc.malloc(_LARGEST_FROM_HEAP - 2**12)  # more than is free: the heap grows at once
+    libc.mallopt(_M_TOP_PAD, 2**24)
+    for start, end in _private_ranges():
+        if held is not None and start <= held < end:
+            _advise(start, end - start, _MADV_HUGEPAGE)
+    libc.free(held)
+    return True
 
 
 def collapse_all() -> int:

@@ -38,6 +38,7 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         began = time.perf_counter()
+        huge_pages.prepare_heap()
         self.config = config
         self.device = "cpu"
         self.dtype = resolve_dtype(config.dtype)
