@@ -72,6 +72,29 @@ def test_a_published_block_is_never_written() -> None:
     kv.check()
 
 
+def test_a_full_hit_without_a_block_for_a_copy_computes_its_last_block_again() -> None:
+    kv = manager(blocks=4)
+    kv.free(computed(kv, make("a", range(48)), 48))
+    again = make("b", range(48))
+    found = kv.find(again)
+    assert len(found) == 3
+    assert kv.shortage(again, found, 0) == 0
+    assert kv.take(again, found) == 32
+    assert kv.grow(again, 16)
+    assert kv.take_copies() == ()
+    kv.check()
+
+
+def test_grow_each_copies_what_grow_would_copy() -> None:
+    kv = manager()
+    kv.free(computed(kv, make("a", range(32)), 32))
+    again = make("b", range(32))
+    assert kv.match(again) == 31
+    assert kv.grow_each([again]) == []
+    assert len(kv.take_copies()) == 1
+    kv.check()
+
+
 def test_grow_each_reports_who_has_no_block() -> None:
     kv = manager(blocks=4, caching=False)
     inside, border, late = (make(n, range(40)) for n in "abc")
@@ -177,6 +200,20 @@ def test_shared_blocks_are_copied_once_each_way(caching: bool) -> None:
     # Two full blocks, shared again, and a half-full one for each to write to.
     assert len(kv.take_copies()) == 2 + 3
     assert len({block for request in family for block in request.table.ids}) == 5
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_what_a_running_sibling_holds_is_shared_again(caching: bool) -> None:
+    kv = manager(host=10, caching=caching)
+    parent = computed(kv, make("r", range(40)), 40)
+    child = parent.fork(1)
+    kv.fork(parent, child)
+    assert kv.swap_out(child)
+    kv.take_copies()
+    kv.swap_in(child)
+    assert child.table.ids[:2] == parent.table.ids[:2]
+    assert [copy.kind for copy in kv.take_copies()] == ["in"]
+    kv.check()
 
 
 def test_a_host_without_room_takes_nothing() -> None:

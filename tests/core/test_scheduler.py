@@ -241,6 +241,14 @@ def say(*script: int) -> Callable[[tuple[int, ...], SampleSpec], int]:
     return lambda history, spec: script[min(spec.position, len(script) - 1)]
 
 
+def test_stp_01_holds_even_if_the_sampler_draws_what_it_must_not() -> None:
+    for least in range(6):
+        bench = Bench()
+        bench.runner.draw = say(2)
+        bench.run([make("r", prompt(9), 32, ignore_eos=False, min_tokens=least)])
+        assert bench.outcomes["r", 0].token_ids == [2] * (least + 1)
+
+
 def test_stp_03_every_eos_stops_unless_ignored() -> None:
     def run(script: tuple[int, ...], **options: object) -> Outcome:
         bench = Bench()
@@ -359,6 +367,25 @@ def test_a_result_that_is_not_of_the_last_plan_is_refused() -> None:
     bench.scheduler.schedule(0.2)
     with pytest.raises(EngineError, match="does not belong"):
         bench.scheduler.commit(plan, result, 0.3)
+
+
+class Spiteful(FIFOScheduler):
+    """Whoever waits displaces whoever runs: without end, if the scheduler let it."""
+
+    name = "spiteful"
+    displaces = True
+
+    def victim(
+        self, running: Collection[Request], for_request: Request, now: float
+    ) -> Request | None:
+        return next(iter(running))
+
+
+def test_nobody_is_displaced_for_ever() -> None:
+    bench = Bench(seqs=1, budget=16, caching=False, policy=Spiteful())
+    bench.run([make("a", prompt(100), 5), make("b", prompt(100, 1), 5)], limit=400)
+    assert bench.scheduler.num_displaced > 6
+    same_as_alone(bench)
 
 
 def test_an_idle_scheduler_plans_nothing() -> None:
