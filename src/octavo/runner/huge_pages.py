@@ -37,18 +37,23 @@ def prepare_heap() -> bool:
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
     reserve = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-    libc.malloc.restype = ctypes.c_void_p
+    for function in (libc.malloc, libc.sbrk):
+        function.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(_M_TOP_PAD, reserve)
-    held = libc.malloc(_LARGEST_FROM_HEAP - 2**12)  # more than is free: the heap grows at once
+    begin = libc.sbrk(0)
+    held: list[int] = []
+    while libc.sbrk(0) == begin and len(held) < 64:  # until what was free is used up: then it grows
+        held.append(libc.malloc(_LARGEST_FROM_HEAP - 2**12))
     libc.mallopt(_M_TOP_PAD, 2**24)
-    for start, end in _private_ranges():
-        if held is not None and start <= held < end:
-            _advise(start, end - start, _MADV_HUGEPAGE)
-    libc.free(held)
+    if libc.sbrk(0) > begin:
+        first = -(-begin // HUGE) * HUGE
+        _advise(first, libc.sbrk(0) // HUGE * HUGE - first, _MADV_HUGEPAGE)
+    for block in held:
+        libc.free(block)
     return True
 
 
