@@ -78,6 +78,19 @@ def test_exponentials_are_exact_over_their_whole_range():
     np.testing.assert_allclose(values[:, 0], expected, rtol=0, atol=2e-7)
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_bfloat16_is_widened_exactly(top_k):
+    generator = torch.Generator().manual_seed(1)
+    half = (torch.randn(30, 777, generator=generator) * 3).bfloat16()
+    fields = {"temperature": np.arange(30) % 3 / 2, "top_k": top_k, "seed": np.arange(30)}
+    narrow, wide = items(30, **fields), items(30, **fields)
+    assert drawn(half, narrow) == drawn(half.float(), wide)
+    for mine, theirs in zip(
+        ops.logprobs(half, narrow), ops.logprobs(half.float(), wide), strict=True
+    ):
+        assert np.array_equal(mine, theirs)
+
+
 def test_ranks_count_equals_of_lower_id_first():
     logits = torch.tensor([1.0, 5.0, 1.0, 5.0, 0.0, 1.0]).repeat(6, 1)
     made = items(6, token=np.arange(6))
@@ -91,7 +104,7 @@ def test_argmax(size, dtype):
     generator = torch.Generator().manual_seed(size)
     logits = (torch.randint(-30, 30, (40, size), generator=generator) / 8).to(dtype)
     made = items(40)
-    (ops.draw if dtype is torch.float32 else ops.argmax_bf16)(logits, made)
+    ops.draw(logits, made)
     assert made["token"].tolist() == [row.index(max(row)) for row in logits.tolist()]
 
 
@@ -105,7 +118,7 @@ def test_status(value, status, dtype, at):
     logits = torch.zeros(3, 100, dtype=dtype)
     logits[1, at] = value
     made = items(3)
-    (ops.draw if dtype is torch.float32 else ops.argmax_bf16)(logits, made)
+    ops.draw(logits, made)
     assert made["status"].tolist() == [ops.OK, status, ops.OK]
     assert (made["token"] < 0).tolist() == [False, status != ops.OK, False]
 

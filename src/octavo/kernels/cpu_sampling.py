@@ -462,7 +462,7 @@ def _draw(row, room, temperature, top_k, top_p, min_p, state):
 
 
 def _by_items(one: Any) -> Any:
-    """A kernel that calls one(arguments, item, its number, scratch lists) for every item."""
+    """A kernel that calls one(arguments, item, its number, lists, room for a row) for each item."""
 
     @jit
     def work(a):
@@ -470,6 +470,7 @@ def _by_items(one: Any) -> Any:
         pieces, most = (size + _PIECE - 1) // _PIECE, size + 1
         mine = geti(a + slot.SCRATCH) + take(a + slot.THREAD) * geti(a + slot.SCRATCH_SIZE)
         lists = mine + 4 * pieces
+        wide = lists + 12 * most
         room = (
             _ints(mine, pieces),
             _ints(lists, most),
@@ -479,7 +480,7 @@ def _by_items(one: Any) -> Any:
         count, items = geti(a + slot.COUNT), geti(a + slot.ITEMS)
         number = take(a)
         while number < count:
-            one(a, items + number * slot.ITEM_BYTES, number, room)
+            one(a, items + number * slot.ITEM_BYTES, number, room, wide)
             number = take(a)
 
     def kernel(a: int) -> None:
@@ -489,29 +490,21 @@ def _by_items(one: Any) -> Any:
 
 
 @jit
-def _logits(a, item, itemsize):
-    """The address of the item's row."""
-    return geti(a + slot.LOGITS) + geti(item + slot.ROW) * geti(a + slot.VOCAB) * itemsize
+def _row_at(a, item):
+    """The address of an item's logits."""
+    row = geti(item + slot.ROW) * geti(a + slot.VOCAB)
+    return geti(a + slot.LOGITS) + row * geti(a + slot.LOGIT_BYTES)
 
 
 @jit
-def _draw_item(a, item, number, room):
-    status, token = _draw(
-        _floats(_logits(a, item, 4), geti(a + slot.VOCAB)),
-        room,
-        getd(item + slot.TEMPERATURE),
-        geti(item + slot.TOP_K),
-        getd(item + slot.TOP_P),
-        getd(item + slot.MIN_P),
-        _state(geti(item + slot.SEED), geti(item + slot.INDEX), geti(item + slot.POSITION)),
-    )
-    seti(item + slot.STATUS, status)
-    seti(item + slot.TOKEN, token)
-
-
-def draw() -> Any:
-    """Draws a token from a row of float32 logits for each item."""
-    return _by_items(_draw_item)
+def _widened(address, size, itemsize, wide):
+    """The address of a row as float32: where it is, or `wide`, if it had to be widened."""
+    if itemsize == 4:
+        return address
+    bits, target = _shorts(address, size), _ints(wide, size)
+    for i in range(size):
+        target[i] = np.int32(bits[i]) << np.int32(16)
+    return wide
 
 
 _BF16_INF, _BF16_NEG_INF = np.int16(0x7F80), np.int16(-0x7F81)
@@ -552,15 +545,28 @@ def _bf16_argmax(row):
 
 
 @jit
-def _argmax_item(a, item, number, room):
-    status, token = _bf16_argmax(_shorts(_logits(a, item, 2), geti(a + slot.VOCAB)))
+def _draw_item(a, item, number, room, wide):
+    size, itemsize = geti(a + slot.VOCAB), geti(a + slot.LOGIT_BYTES)
+    address, temperature = _row_at(a, item), getd(item + slot.TEMPERATURE)
+    if itemsize == 2 and temperature == 0.0:
+        status, token = _bf16_argmax(_shorts(address, size))
+    else:
+        status, token = _draw(
+            _floats(_widened(address, size, itemsize, wide), size),
+            room,
+            temperature,
+            geti(item + slot.TOP_K),
+            getd(item + slot.TOP_P),
+            getd(item + slot.MIN_P),
+            _state(geti(item + slot.SEED), geti(item + slot.INDEX), geti(item + slot.POSITION)),
+        )
     seti(item + slot.STATUS, status)
     seti(item + slot.TOKEN, token)
 
 
-def argmax_bf16() -> Any:
-    """The greedy case of `draw` over bfloat16 logits."""
-    return _by_items(_argmax_item)
+def draw() -> Any:
+    """Draws a token from a row of logits for each item."""
+    return _by_items(_draw_item)
 
 
 @jit
@@ -593,10 +599,11 @@ def _logprobs(row, room, token, k, ids, values):
 
 
 @jit
-def _logprob_item(a, item, number, room):
-    most = geti(a + slot.OUT_SIZE)
+def _logprob_item(a, item, number, room, wide):
+    size, most = geti(a + slot.VOCAB), geti(a + slot.OUT_SIZE)
+    address = _widened(_row_at(a, item), size, geti(a + slot.LOGIT_BYTES), wide)
     status, rank = _logprobs(
-        _floats(_logits(a, item, 4), geti(a + slot.VOCAB)),
+        _floats(address, size),
         room,
         geti(item + slot.TOKEN),
         geti(item + slot.TOP_K),

@@ -27,9 +27,9 @@ _SHARED_FROM = 2**17
 # Byte offsets of the arguments, 8 bytes each; the first two are the counters of `cpu_jit`.
 (
     COUNTER, THREAD, COUNT, ITEMS, LOGITS, VOCAB, SCRATCH, SCRATCH_SIZE, OUT_IDS, OUT_VALUES,
-    OUT_SIZE,
-) = range(0, 11 * 8, 8)  # fmt: skip
-_pack = struct.Struct("<11q").pack
+    OUT_SIZE, LOGIT_BYTES,
+) = range(0, 12 * 8, 8)  # fmt: skip
+_pack = struct.Struct("<12q").pack
 
 # One item: a row to draw from, and how. `token` and `status` are written; for log-probabilities
 # `token` is given, `top_k` is how many of the likeliest, and `rank` and `status` are written.
@@ -47,19 +47,14 @@ Items = NDArray[np.void]
 
 
 def draw(logits: torch.Tensor, items: Items) -> None:
-    """Draw a token for each item. logits: float32 [R, V] without gaps."""
+    """Draw a token for each item. logits: float32 or bfloat16 [R, V] without gaps."""
     _run("draw", logits, items)
-
-
-def argmax_bf16(logits: torch.Tensor, items: Items) -> None:
-    """The likeliest token for each item. logits: bfloat16 [R, V] without gaps."""
-    _run("argmax_bf16", logits, items)
 
 
 def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(ids, log-softmax), each [N, 1 + most]: the item's own token, then its `top_k` likeliest.
 
-    logits: float32 [R, V] without gaps. NaN where an item has fewer, or a bad status.
+    logits: float32 or bfloat16 [R, V] without gaps. NaN where an item has fewer, or a bad status.
     """
     vocab = logits.shape[1]
     assert items["token"].min() >= 0, "an item has no token"
@@ -74,7 +69,7 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
 
 def prepare() -> None:
     """Make every kernel ready: seconds the first time on a machine, then milliseconds."""
-    for name in ("draw", "argmax_bf16", "logprobs"):
+    for name in ("draw", "logprobs"):
         _kernel(name).load()
 
 
@@ -85,15 +80,16 @@ def _kernel(name: str) -> Kernel:
 
 def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
     vocab, count = logits.shape[1], items.size
+    assert logits.dtype in (torch.float32, torch.bfloat16), logits.dtype
     assert logits.is_contiguous(), "rows have gaps"
     assert items.flags.c_contiguous, "items have gaps"
     assert 0 <= items["row"].min() <= items["row"].max() < logits.shape[0], "no such row"
     threads = min(cpu_jit.threads(), count) if count * vocab >= _SHARED_FROM else 1
-    # tops [pieces], keys, ids, weights [V + 1 each], 4 bytes all: touched only as far as needed.
-    size = (4 * (vocab // PIECE + 1 + 3 * (vocab + 1)) + 63) // 64 * 64
+    # tops [pieces], keys, ids, weights, a row [V + 1 each], 4 bytes all: touched as far as needed.
+    size = (4 * (vocab // PIECE + 1 + 4 * (vocab + 1)) + 63) // 64 * 64
     scratch = torch.empty(size * threads, dtype=torch.uint8)
     arguments = _pack(
         0, 0, count, items.ctypes.data, logits.data_ptr(), vocab, scratch.data_ptr(), size,
-        *(out or (0, 0, 0)),
+        *(out or (0, 0, 0)), logits.itemsize,
     )  # fmt: skip
     _kernel(name).run(arguments, threads)

@@ -57,14 +57,11 @@ def sample(
     if not specs:
         return []
     at = range(len(specs)) if rows is None else rows
-    table = logits.detach().to("cpu").contiguous()
-    greedy = all(_is_argmax(spec) for spec in specs)
-    if table.dtype is not torch.float32 and not (greedy and table.dtype is torch.bfloat16):
-        table = table.float()
+    table = _host(logits)
     items = np.zeros(len(specs), ops.ITEM)
-    if greedy:
+    if all(_is_argmax(spec) for spec in specs):
         items["row"] = at
-        (ops.draw if table.dtype is torch.float32 else ops.argmax_bf16)(table, items)
+        ops.draw(table, items)
         return _sampled(items, {}, {})
     items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
     errors = _draw(table, specs, items)
@@ -80,12 +77,18 @@ def prompt_logprobs(
     """
     if not targets:
         return ()
-    table = logits.detach().to("cpu", torch.float32).contiguous()
+    table = _host(logits)
     items = np.zeros(len(targets), ops.ITEM)
     items["row"] = range(len(targets))
     items["token"] = targets
     items["top_k"] = min(k, table.shape[1])
     return tuple(_token_logprobs(table, items))
+
+
+def _host(logits: torch.Tensor) -> torch.Tensor:
+    """As the kernels take them: on the CPU, float32 or bfloat16, without gaps."""
+    table = logits.detach().to("cpu").contiguous()
+    return table if table.dtype in (torch.float32, torch.bfloat16) else table.float()
 
 
 def _is_argmax(spec: SampleSpec) -> bool:
@@ -125,17 +128,16 @@ def _draw(table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items) ->
         ops.draw(table, drawn)
         items[plain] = drawn
     errors: dict[int, str] = {}
-    source = table.numpy()
-    copies = np.empty((min(_GROUP, len(adjusted)), table.shape[1]), np.float32)
+    copies = torch.empty((min(_GROUP, len(adjusted)), table.shape[1]))
     for begin in range(0, len(adjusted), _GROUP):
         group = adjusted[begin : begin + _GROUP]
         drawn = items[group]
         for n, i in enumerate(group):
-            copies[n] = source[drawn["row"][n]]
-            if error := _adjust(copies[n], specs[i]):
+            copy = copies[n].copy_(table[int(drawn["row"][n])])
+            if error := _adjust(copy.numpy(), specs[i]):
                 errors[i] = error
         drawn["row"] = range(len(group))
-        ops.draw(torch.from_numpy(copies), drawn)
+        ops.draw(copies, drawn)
         items["token"][group], items["status"][group] = drawn["token"], drawn["status"]
     return errors
 
