@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -172,10 +173,12 @@ class Process:
     def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
+        # Not a pipe: nobody reads it while the server runs, and a full one would stop the server.
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
             [sys.executable, str(TESTS / "fake_engine.py"), str(folder), "--port", str(self.port),
              "--swap-space", "0", *flags],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stderr=self._log, env={**os.environ, "PYTHONPATH": str(TESTS)},
         )  # fmt: skip
 
     def __enter__(self) -> "Process":
@@ -184,7 +187,8 @@ class Process:
     def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self._log.close()
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.status() == 200)
@@ -199,8 +203,9 @@ class Process:
 
     def end(self, seconds: float = 20) -> tuple[int, str]:
         """Wait for the end: (exit code, log)."""
-        _, log = self.process.communicate(timeout=seconds)
-        return self.process.returncode, log
+        code = self.process.wait(seconds)
+        self._log.seek(0)
+        return code, self._log.read()
 
     def engine_pid(self) -> int:
         found = subprocess.run(

@@ -95,8 +95,11 @@ def serve(
     listener: socket.socket, config: EngineConfig, options: ServerConfig, executor: str = EXECUTOR
 ) -> int:
     """Serve on `listener` until told to stop; returns the exit code."""
-    # uvicorn's own words are for its developers; what went wrong inside an app is not.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Of uvicorn's own words only what went wrong inside: bad requests are not worth a line each.
+    words = logging.getLogger("uvicorn")
+    words.setLevel(logging.ERROR)
+    for handler in logging.getLogger("octavo").handlers:
+        words.addHandler(handler)
 
     async def main() -> int:
         return await Runner(Service(config, options, executor), listener).run()
