@@ -240,10 +240,11 @@ def test_leaving_costs_nothing_for_what_others_hold() -> None:
     kv = manager()
     first = computed(kv, make("a", range(64)), 64)
     assert kv.leaving_cost(first) == (64, 8)
-    assert kv.freed_by(first) == 4
+    assert kv.freed_by(first, []) == 4
     second = computed(kv, make("b", [*range(32), *range(500, 532)]), 64)
     assert kv.leaving_cost(second) == (32, 4)
-    assert kv.freed_by(second) == 2
+    assert kv.freed_by(second, second.table.blocks[2:3]) == 1
+    assert kv.freed_by(second, []) == 2
 
 
 def test_check_sees_a_block_of_two_owners() -> None:

@@ -186,6 +186,34 @@ def test_sch_06_displacement_for_memory() -> None:
         assert bench.outcomes[request.request_id, 0].token_ids == alone(request)[0]
 
 
+def test_displacement_counts_blocks_that_both_would_hold_once() -> None:
+    """The urgent one shares most of the victim's blocks: that the victim leaves frees few."""
+    bench = Bench(blocks=12, seqs=4, budget=200, policy=PriorityScheduler())
+    bench.add(make("low", prompt(128), 20, priority=5))
+    bench.step()
+    bench.add(make("other", prompt(20, 3), 20, priority=0))
+    bench.step()
+    bench.add(make("high", [*prompt(128), *prompt(40, 1)], 4, priority=0, arrival=bench.now))
+    bench.run()
+    assert bench.scheduler.num_displaced > 0
+    for request in bench.requests.values():
+        assert bench.outcomes[request.request_id, 0].token_ids == alone(request)[0]
+
+
+def test_a_running_prompt_that_gets_nothing_becomes_overdue_too() -> None:
+    bench = Bench(seqs=8, budget=64, policy=PriorityScheduler(max_wait=1.0), quick=True)
+    bench.add(make("low", prompt(640), 2, priority=9))
+    bench.step()
+    number = 0
+    while ("low", 0) not in bench.outcomes:
+        while bench.scheduler.num_waiting < 4:
+            number += 1
+            bench.add(make(f"high{number}", prompt(60, number), 2, arrival=bench.now))
+        bench.step()
+        assert bench.now < 2.0
+    bench.run()
+
+
 def test_nobody_is_displaced_in_vain() -> None:
     bench = Bench(blocks=20, seqs=4, policy=PriorityScheduler())
     bench.add(make("high", prompt(200), 60, priority=0))

@@ -307,10 +307,11 @@ class KVManager:
         tokens = max(request.num_computed - shared * self.block_size, 0)
         return tokens, 2 * (len(blocks) - shared)
 
-    def freed_by(self, request: Request) -> int:
-        """Blocks that become free when `request` leaves."""
+    def freed_by(self, request: Request, wanted: list[int]) -> int:
+        """Blocks that become free when `request` leaves, beside those that are `wanted` as is."""
         refs = self.pool.refs
-        return sum([refs[block] == 1 for block in request.table.blocks])
+        keep = set(wanted)
+        return sum([refs[block] == 1 and block not in keep for block in request.table.blocks])
 
     # Leaving.
 

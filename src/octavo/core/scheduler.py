@@ -115,6 +115,7 @@ class Scheduler:
         self._planned_at = 0.0
         # Of the step being planned:
         self._now = 0.0
+        self._since_last = 0.0
         self._budget = 0  # tokens
         self._left = 0  # of them, not yet handed out
         self._sequences = 0  # requests that may run
@@ -208,6 +209,7 @@ class Scheduler:
         Times are in seconds of one clock; that between `schedule` and `commit` is taken for the
         step's.
         """
+        self._since_last = max(now - self._planned_at, 0.0) if self._step else 0.0
         self._now = now
         self._passed.clear()
         self._preempted.clear()
@@ -264,10 +266,13 @@ class Scheduler:
         entering = bool(self._waiting) and not self._preempted
         for request in self._candidates(lagging, entering):
             if request.status is Status.RUNNING:
-                self._serve_lagging(request)
+                entering = self._serve_lagging(request) and entering
             elif entering and request not in self._preempted:
                 entering = self._try_start(request)
         self._top_up()
+        for request in self._unfinished:
+            if request not in self._grants and request.status is Status.RUNNING:
+                request.waited += self._since_last  # it has its place, and waits all the same
 
     def _candidates(self, lagging: list[Request], entering: bool) -> Iterable[Request]:
         slots = self._sequences - len(self._running)
@@ -277,9 +282,14 @@ class Scheduler:
         # A list, since starting a request takes it out of what `order` may iterate over.
         return list(islice(order, len(lagging) + max(slots, 0) + LOOK_AHEAD))
 
-    def _serve_lagging(self, request: Request) -> None:
-        if self._left and (self.kv.room(request) > 0 or self._make_room(request)):
+    def _serve_lagging(self, request: Request) -> bool:
+        """Give a running request its share; False if memory ran out."""
+        if not self._left:
+            return True
+        enough = self.kv.room(request) > 0
+        if enough or self._make_room(request):
             self._grant(request)
+        return enough
 
     def _grant(self, request: Request) -> None:
         """Hand out tokens to a request that has room for one at least."""
@@ -384,6 +394,8 @@ class Scheduler:
             return request.bypassed < MAX_BYPASS and len(self._passed) < LOOK_AHEAD
         for victim in victims:
             self._displace(victim)
+        if victims and self.kv.shortage(request, found, 0) > 0:
+            return False  # what they shared with others stayed; next time
         self._start(request, found)
         return True
 
@@ -423,7 +435,8 @@ class Scheduler:
                 return None
             victims.append(victim)
             staying = {other: None for other in staying if other is not victim}
-            short -= self.kv.freed_by(victim) + 1 + self.kv.missing(victim)
+            # Of what it holds, what only it holds and is not found; its promise; its spare block.
+            short -= self.kv.freed_by(victim, found) + self.kv.missing(victim) + 1
             if not staying:
                 short = 0  # alone, every request fits
             left += self._grants.get(victim, 0)
@@ -543,6 +556,7 @@ class Scheduler:
         self.kv.fork(parent, child)
         child.status = Status.RUNNING
         self._running[child] = None
+        self.peak_running = max(self.peak_running, len(self._running))
         self._groups[parent.request_id][index] = child
         return child
 
