@@ -16,6 +16,7 @@ from octavo.errors import RequestError, RequestTypeError, nearest
 MAX_LOGPROBS = 20
 MAX_N = 1024
 MAX_STOP_STRINGS = 64
+MAX_STRING_LENGTH = 1024  # of a stop string or a bad word; an automaton grows with them
 _INT64 = 2**63
 
 
@@ -211,6 +212,12 @@ def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
             raise RequestTypeError(f"{name} must hold strings, not {_show(item)}", name)
         if not item:
             raise RequestError(f"{name} must not hold an empty string", name)
+        if len(item) > MAX_STRING_LENGTH:
+            raise RequestError(
+                f"{name} must hold strings of at most {MAX_STRING_LENGTH} characters, "
+                f"not {len(item)}",
+                name,
+            )
     if len(items) > most:
         raise RequestError(f"{name} must hold at most {most} strings, not {len(items)}", name)
     return tuple(items)
