@@ -17,15 +17,15 @@ def admit(prompt_ids: Sequence[int], params: SamplingParams, limits: RunnerLimit
     Raises RequestError (empty prompt, ids outside the vocabulary), or ContextLengthError with
     both numbers when the prompt, or the prompt with an explicit `max_tokens`, does not fit.
     """
-    _check_prompt(prompt_ids, limits)
-    _check_params(params, limits)
     room = limits.max_model_len - len(prompt_ids)
-    if room < 1:
+    if room < 1:  # before anything is looked at one by one: there may be millions
         raise ContextLengthError(
             f"the prompt has {len(prompt_ids)} tokens; the model's limit is "
             f"{limits.max_model_len} tokens, one of them for the answer",
             "prompt",
         )
+    _check_prompt(prompt_ids, limits)
+    _check_params(params, limits)
     if params.max_tokens is not None and params.max_tokens > room:
         raise ContextLengthError(
             f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}; "
