@@ -3,6 +3,8 @@
 import codecs
 import itertools
 import json
+import threading
+import time
 
 import pytest
 
@@ -340,7 +342,44 @@ def test_sch_06_priorities_in_range(server):
     for priority in (2**63, -(2**63) - 1):
         reply = server.post("/v1/completions", prompt="x", priority=priority)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
-    assert server.post("/v1/completions", prompt="x", priority=-5).status_code == 200
+    reply = server.post("/v1/completions", prompt="x", priority=-5)
+    assert "--scheduler priority" in reply.json()["error"]["message"]
+    assert server.post("/v1/completions", prompt="x", priority=0).status_code == 200
+
+
+def test_sch_06_an_urgent_request_displaces_one_that_can_wait(make_server):
+    server = make_server(scheduler="priority", max_num_seqs=1)
+    ended = []
+
+    def ask(priority):
+        server.complete("!slow", priority=priority, max_tokens=60)
+        ended.append(priority)
+
+    threads = [threading.Thread(target=ask, args=(p,)) for p in (5, -5)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+    assert ended == [-5, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["x"] * 5000}, "n"),
+        ({"prompt": ["x"] * 5, "n": 1000}, "n"),
+        ({"prompt": "x", "n": 1025}, "n"),
+        ({"prompt": "x", "stop": ["s" * 1025]}, "stop"),
+        ({"prompt": "x", "stop": ["s"] * 65}, "stop"),
+        ({"prompt": "x", "bad_words": ["s" * 10**6]}, "bad_words"),
+        ({"prompt": [1] * 10**6}, "prompt"),
+    ],
+)
+def test_lim_06_what_would_take_much_memory_is_refused(server, fields, param):
+    reply = server.post("/v1/completions", **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert len(reply.content) < 1000
 
 
 def test_one_request_that_fails_fails_alone(server):

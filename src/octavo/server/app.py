@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from octavo.log import get_logger
@@ -109,10 +110,12 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
     async def endpoint(request: Request) -> Response:
         try:
             return await handler(service, request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except Exception as error:  # noqa: BLE001 - told to the client, and logged
             fault = log_fault(error)
             logger.info(
-                "%s %s refused: %d %s param=%r", request.method, request.url.path[:100],
+                "%s %r refused: %d %s param=%r", request.method, request.url.path[:100],
                 fault.status, fault.code, fault.param,
             )  # fmt: skip
             return _error_response(fault)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from octavo.outputs import CompletionOutput, PositionLogprobs
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.protocol import ChatBody, sampling_params
+from octavo.server.protocol import ChatBody
 from octavo.server.replies import (
     ChatChoice,
     ChatCompletion,
@@ -23,9 +23,7 @@ from octavo.server.sse import Answer, EventStream
 
 async def create_chat(service: Service, request: Request) -> Response:
     """Check everything, submit, and return the response that will run."""
-    body = await service.read(request, ChatBody)
-    service.check_model(body.model)
-    params = sampling_params(body, service.defaults)
+    body, params = await service.asked(request, ChatBody)
     prompt = await service.render(body, body.messages)
     job = await service.job(prompt.token_ids, prompt.text, params, body)
     call = service.call(request, body, "chatcmpl", [job])

@@ -1,5 +1,6 @@
 """`POST /v1/completions`: one generator of chunks, sent as they come or folded into one answer."""
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from octavo.params import SamplingParams
 from octavo.server.logprobs import CompletionArrays, prompt_logprobs
-from octavo.server.protocol import CompletionBody, prompts, sampling_params
+from octavo.server.protocol import CompletionBody, prompts
 from octavo.server.replies import (
     Completion,
     CompletionChoice,
@@ -22,15 +23,22 @@ from octavo.server.replies import (
 from octavo.server.service import FINGERPRINT, Call, Service, chunk_usage, wants_usage
 from octavo.server.sse import Answer, EventStream
 
+MAX_CHOICES = 4096  # of one HTTP request
 PromptLogprobs = Sequence[PositionLogprobs | None] | None
 
 
 async def create_completion(service: Service, request: Request) -> Response:
     """Check everything, submit, and return the response that will run."""
-    body = await service.read(request, CompletionBody)
-    service.check_model(body.model)
-    params = sampling_params(body, service.defaults)
-    jobs = [await _job(service, prompt, params, body) for prompt in prompts(body)]
+    body, params = await service.asked(request, CompletionBody)
+    each = prompts(body)
+    if len(each) * params.n > MAX_CHOICES:
+        raise RequestError(
+            f"n ({params.n}) times the number of prompts ({len(each)}) must be at most "
+            f"{MAX_CHOICES}",
+            "n",
+        )
+    service.check_room(len(each))
+    jobs = [await _job(service, prompt, params, body) for prompt in each]
     call = service.call(request, body, "cmpl", jobs)
     writer = _Writer(call, body)
     if body.stream:
@@ -63,9 +71,9 @@ class _Writer:
         self._n = call.jobs[0].params.n
         self._scoring = bool(body.echo and body.max_tokens == 0)
         spelling = call.service.spelling(body)
-        self._arrays = [
-            CompletionArrays(spelling, body.logprobs or 0) for _ in range(len(call.jobs) * self._n)
-        ]
+        self._arrays = defaultdict[int, CompletionArrays](
+            lambda: CompletionArrays(spelling, body.logprobs or 0)
+        )
         self._begun: set[int] = set()
         self._prompts: list[PromptLogprobs] = [None] * len(call.jobs)
 

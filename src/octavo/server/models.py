@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
-from octavo.server.protocol import DetokenizeBody, TokenizeBody
+from octavo.server.protocol import DetokenizeBody, TokenizeBody, parse
 from octavo.server.service import Service
 from octavo.server.sse import to_json
 
@@ -37,7 +37,7 @@ async def get_model(service: Service, request: Request) -> Response:
 
 async def tokenize(service: Service, request: Request) -> Response:
     """The ids that a completion's `prompt` or a chat's `messages` would have."""
-    body = await service.read(request, TokenizeBody)
+    body = await service.read(request, lambda raw: parse(raw, TokenizeBody))
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
@@ -57,7 +57,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    body = await service.read(request, DetokenizeBody)
+    body = await service.read(request, lambda raw: parse(raw, DetokenizeBody))
     service.check_model(body.model)
     last = service.limits.vocab_size - 1
     if not all(0 <= token <= last for token in body.tokens):

@@ -6,6 +6,7 @@ It answers while the model loads (`/health` with 503), and while it drains.
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -101,10 +102,19 @@ def serve(
     for handler in logging.getLogger("octavo").handlers:
         words.addHandler(handler)
 
+    _allow_many_connections()
+
     async def main() -> int:
         return await Runner(Service(config, options, executor), listener).run()
 
     return asyncio.run(main())
+
+
+def _allow_many_connections() -> None:
+    """Each connection takes a file descriptor, and the usual limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems count in another way
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def banner(service: Service, address: str) -> list[str]:

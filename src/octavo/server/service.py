@@ -35,7 +35,13 @@ from octavo.params import SamplingParams
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.logprobs import Spelling
 from octavo.server.metrics import Metrics
-from octavo.server.protocol import BodyT, ChatBody, CompletionBody, TokenizeBody, parse
+from octavo.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    parse,
+    sampling_params,
+)
 from octavo.server.replies import Maybe, Usage
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
@@ -45,9 +51,11 @@ logger = get_logger(__name__)
 
 FINGERPRINT = f"octavo-{__version__}"
 DEATH_LINGER_SECONDS = 3.0  # after the engine's death, so that clients and probes are told
+RESTART_SECONDS = 1.0  # so that an engine that dies at once does not keep the machine busy
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INLINE_BYTES = 1 << 14  # shorter bodies are parsed in less time than a thread costs
 T = TypeVar("T")
+AskedT = TypeVar("AskedT", CompletionBody, ChatBody)
 
 
 class Service:
@@ -96,6 +104,7 @@ class Service:
                 return
             logger.warning("starting the engine again (--restart-engine)")
             await self.client.close()
+            await asyncio.sleep(RESTART_SECONDS)
 
     def _load_tokenizer(self) -> Tokenizer:
         own = self.config.tokenizer
@@ -140,8 +149,8 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: work(*args, **options))
 
-    async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """The request's body. Raises RequestError, or HTTPError while nothing can be answered."""
+    async def read(self, request: Request, work: Callable[[bytes], T]) -> T:
+        """What `work` makes of the request's body. Raises HTTPError while nothing is answered."""
         if trouble := self.trouble():
             raise unavailable(trouble, "unavailable")
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -150,9 +159,18 @@ class Service:
                 400, "the body must have Content-Type: application/json", code="invalid_media_type"
             )
         raw = await request.body()
-        if len(raw) < _INLINE_BYTES:
-            return parse(raw, kind)
-        return await self.in_thread(parse, raw, kind)
+        return work(raw) if len(raw) < _INLINE_BYTES else await self.in_thread(work, raw)
+
+    async def asked(self, request: Request, kind: type[AskedT]) -> tuple[AskedT, SamplingParams]:
+        """A request's body, for the model that it names, and the sampling that it asks for."""
+
+        def work(raw: bytes) -> tuple[AskedT, SamplingParams]:
+            body = parse(raw, kind)
+            return body, sampling_params(body, self.defaults)
+
+        body, params = await self.read(request, work)
+        self.check_model(body.model)
+        return body, params
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises HTTPError 404 for a model that is not served."""
@@ -208,6 +226,8 @@ class Service:
         priority, salt = body.priority or 0, body.cache_salt
         if not -(2**63) <= priority < 2**63:
             raise RequestError("priority must be a 64-bit signed integer", "priority")
+        if priority and self.config.scheduler == "fifo":
+            raise RequestError("priority needs a server with --scheduler priority", "priority")
         if salt is not None and not 1 <= len(salt) <= MAX_SALT_LENGTH:
             raise RequestError(
                 f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters, not {len(salt)}",
@@ -223,18 +243,22 @@ class Service:
         as_ids, skip = body.return_tokens_as_token_ids, body.skip_special_tokens
         return Spelling(self.tokenizer, bool(as_ids), skip is not False)
 
+    def check_room(self, count: int) -> None:
+        """Raise QueueFullError unless there is room for `count` more requests."""
+        try:
+            self.client.check_room(count)
+        except QueueFullError:
+            self.metrics.rejected("queue_full")
+            raise
+
     def call(
         self, request: Request, body: CompletionBody | ChatBody, kind: str, jobs: Sequence[Job]
     ) -> "Call":
         """Submit the jobs. Raises QueueFullError when there is no room for all of them."""
         name = request_id(request, body.request_id)
         model = self.check_model(body.model)
-        try:
-            batch = self.client.submit(jobs)
-        except QueueFullError:
-            self.metrics.rejected("queue_full")
-            raise
-        return Call(self, f"{kind}-{name}", name, model, jobs, batch)
+        self.check_room(len(jobs))
+        return Call(self, f"{kind}-{name}", name, model, jobs, self.client.submit(jobs))
 
 
 class Call:
