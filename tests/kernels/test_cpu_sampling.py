@@ -43,15 +43,24 @@ def test_the_reference_is_split_mix():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [2, 63, 64, 65, 700])
+def many_outputs(states, count):
+    """Outputs 0 .. count-1 of SplitMix64 from each state: uint64 [states, count]."""
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = states[:, None] + steps
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@pytest.mark.parametrize("size", [2, 63, 64, 65, 200])
 def test_flat_draws_take_the_smallest_hash(size):
     """With equal logits the race is won by the least exponential, so by the smallest output."""
-    made = items(50, temperature=1.0, seed=np.arange(50), index=3, position=7)
-    tokens, _ = drawn(torch.zeros(50, size), made)
-    for seed, token in enumerate(tokens):
-        state = split_mix(split_mix(split_mix(seed, 1)[0], 4)[3], 8)[7]
-        outputs = split_mix(state, size)
-        assert token == min(range(size), key=lambda i: outputs[i] >> 11)
+    made = items(3000, temperature=1.0, seed=np.arange(3000), index=3, position=7)
+    tokens, _ = drawn(torch.zeros(3000, size), made)
+    states = [split_mix(split_mix(split_mix(seed, 1)[0], 4)[3], 8)[7] for seed in range(3000)]
+    outputs = many_outputs(np.array(states, np.uint64), size)
+    assert outputs[0].tolist() == split_mix(states[0], size)
+    assert tokens == (outputs >> np.uint64(11)).argmin(1).tolist()
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 129, 1000, 9000])
