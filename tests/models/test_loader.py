@@ -1,5 +1,6 @@
 """Loading is strict both ways, and gives the values that the checkpoint holds."""
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models import toys
+from tqdm import tqdm
 
 import kit
 from octavo.errors import CheckpointError, ConfigError
@@ -212,6 +214,20 @@ def test_mdl_15_a_config_that_is_no_json(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read as JSON"):
         toys.load(folder)
+
+
+def test_progress_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    def bar(**options: Any) -> Any:
+        bars.append(tqdm(file=io.StringIO(), **{**options, "delay": 0}))
+        return bars[0]
+
+    monkeypatch.setattr("octavo.models.loader.tqdm", bar)
+    toys.load(folder, load_progress=True)
+    held = load_file(folder / "model.safetensors").values()
+    assert bars[0].n == bars[0].total == sum(t.numel() * t.element_size() for t in held)
+    assert "loading weights" in bars[0].fp.getvalue()
 
 
 def test_options_that_no_model_can_have(folder: Path) -> None:
