@@ -14,6 +14,7 @@ An engine's own output goes to standard error: the protocol keeps the real stand
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,7 @@ class Engine(Protocol):
 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     """Be an engine's process: load, say so, run workloads until standard input closes."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -71,6 +73,13 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     except Exception as error:
         _say(out, {"event": "error", "message": f"{type(error).__name__}: {error}"})
         raise
+
+
+def _end_with_parent(parent: int) -> None:
+    """Do not go on computing for a harness that was killed: it would slow whatever runs next."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def process_start() -> float:
