@@ -255,6 +255,25 @@ def test_overdue_requests_leave_places_for_urgent_ones() -> None:
     assert len(bench.outcomes) == 61
 
 
+def test_an_overdue_request_without_room_does_not_hold_up_urgent_ones() -> None:
+    bench = Bench(blocks=30, policy=PriorityScheduler(max_wait=0.1), check=False)
+    for number in range(2):  # both are overdue from the start: not to be displaced
+        bench.add(make(f"old{number}", prompt(150, number), 60, priority=5, arrival=-1.0))
+    for _ in range(10):
+        bench.step()
+    bench.add(make("big", prompt(300), 5, priority=5, arrival=bench.now - 1.0))
+    for _ in range(5):
+        bench.step()
+    assert ("big", 0) not in bench.outcomes
+    bench.add(make("high", prompt(150, 9), 5, priority=0, arrival=bench.now))
+    arrived = bench.steps
+    while ("high", 0) not in bench.outcomes:
+        bench.step()
+    assert bench.steps - arrived < 12
+    bench.run()
+    assert len(bench.outcomes) == 4
+
+
 # Bounded gaps, on a modelled clock.
 
 

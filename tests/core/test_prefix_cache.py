@@ -148,6 +148,20 @@ def test_each_block_is_hashed_once(blocks: int, monkeypatch: pytest.MonkeyPatch)
     assert len(hashed) == len(set(hashed)) == 6 * 6
 
 
+def test_choices_do_not_hash_their_prompt_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    original = prefix_cache.hash_block
+
+    def counting(parent: bytes, tokens: list[int]) -> bytes:
+        nonlocal count
+        count += 1
+        return original(parent, tokens)
+
+    monkeypatch.setattr(prefix_cache, "hash_block", counting)
+    Bench().run([make("r", prompt(160), 33, n=4, temperature=1.0)])
+    assert count == 10 + 4 * 2
+
+
 def test_without_prefix_caching_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "hash_block", None)
     bench = Bench(blocks=16, caching=False)

@@ -54,6 +54,18 @@ def test_one_slow_step_does_not_stick() -> None:
     assert rates.tokens_within(true_seconds(1000)) > 700
 
 
+def test_better_times_are_believed_sooner_than_worse_ones() -> None:
+    rates = Rates()
+    for _ in range(10):
+        rates.note_step(100, 0.1)
+    for _ in range(4):
+        rates.note_step(100, 0.05)
+    assert rates.seconds(100) == pytest.approx(0.05, rel=0.1)
+    for _ in range(4):
+        rates.note_step(100, 0.1)
+    assert rates.seconds(100) == pytest.approx(0.06, rel=0.1)
+
+
 def test_copies_are_averaged_and_never_negative() -> None:
     rates = Rates()
     rates.note_copies(0, 1.0)

@@ -84,6 +84,19 @@ def test_sch_01_preempted_requests_lose_and_repeat_nothing(caching: bool) -> Non
     assert all(len(outcome.token_ids) == 120 for outcome in bench.outcomes.values())
 
 
+def test_the_preempted_go_before_those_that_never_ran() -> None:
+    bench = Bench(blocks=14, seqs=3, quick=True)
+    bench.run(make(f"r{i}", prompt(20, i), 100) for i in range(8))
+    assert bench.scheduler.num_preemptions > 0
+    started = list(dict.fromkeys(row.request_id for plan in bench.plans for row in plan.rows))
+    ended = list(bench.outcomes)
+    assert started == [f"r{i}" for i in range(8)]
+    assert [name for name, _ in ended] == started
+    # Who was sent back is among the first three to end, and not behind the others.
+    last_row = {row.request_id: step for step, plan in enumerate(bench.plans) for row in plan.rows}
+    assert sorted(last_row, key=last_row.__getitem__)[:3] == started[:3]
+
+
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("blocks", [12, 24, 200])
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 33])

@@ -15,7 +15,7 @@ A step serves
 
 One that cannot catch up in this step takes at most half of what is left while others want some,
 so a long prompt slows short ones but never stops them, and the first in line has the largest
-share. One that memory does not hold yet is passed by at most `MAX_BYPASS` others.
+share. A new one that memory does not hold yet is passed by at most `MAX_BYPASS` others.
 
 When memory runs out, or the policy lets a waiting request displace a running one, the victim
 gives up its blocks: they are copied to the host, or its tokens, its own output included, are
@@ -264,11 +264,18 @@ class Scheduler:
         self._promised = sum([self.kv.missing(request) for request in lagging])
         # After memory ran out, whoever came in would only be sent out again.
         entering = bool(self._waiting) and not self._preempted
+        pressing = entering and self._displaces  # once nobody may enter, the urgent still may
         for request in self._candidates(lagging, entering):
             if request.status is Status.RUNNING:
                 entering = self._serve_lagging(request) and entering
-            elif entering and request not in self._preempted:
+            elif request in self._preempted:
+                continue
+            elif entering:
                 entering = self._try_start(request)
+            elif pressing:
+                pressing = bool(self._victim_of(request, self._running)) and self._try_start(
+                    request
+                )
         self._top_up()
         for request in self._unfinished:
             if request not in self._grants and request.status is Status.RUNNING:
@@ -391,13 +398,24 @@ class Scheduler:
         victims = self._victims(request, found, full)
         if victims is None:
             self._passed.append(request)
-            return request.bypassed < MAX_BYPASS and len(self._passed) < LOOK_AHEAD
+            return self._may_be_passed(request)
         for victim in victims:
             self._displace(victim)
         if victims and self.kv.shortage(request, found, 0) > 0:
             return False  # what they shared with others stayed; next time
         self._start(request, found)
         return True
+
+    def _may_be_passed(self, request: Request) -> bool:
+        """Whether others may start before `request`, which memory does not hold yet.
+
+        Not if it has run: newcomers would take the memory that it was sent away for lack of.
+        """
+        return (
+            request.status is Status.WAITING
+            and request.bypassed < MAX_BYPASS
+            and len(self._passed) < LOOK_AHEAD
+        )
 
     def _computed_now(self, request: Request, found: int) -> bool:
         """Whether this step computes the next block of `request`, which can wait and share it."""
