@@ -197,7 +197,8 @@ def _items(parts: _Parts, spec: AttentionSpec) -> tuple[Ints, Ints, int]:
     head, share = index // shares, index % shares
     pieces, group = last - first, part * heads + head
     counters = np.zeros(len(each) * heads, np.int64)
-    row_floats = parts.queries * groups * cpu_layout.padded_dim(spec.head_dim)
+    # AMX stores 16 rows at a time.
+    row_floats = -(-parts.queries * groups // 16) * 16 * cpu_layout.padded_dim(spec.head_dim)
     floats = (parts.last - parts.first) * (row_floats + 2 * cpu_layout.SUB)
     floats = np.repeat(np.where(parts.shares > 1, floats, 0), heads)
     items = np.empty((len(part), ITEM_SLOTS), np.int64)

@@ -338,13 +338,12 @@ def attention(kind: str) -> Any:
     @jit
     def join_shares(a, item, o, m, l, rows, dim, room):  # noqa: E741
         """Join what all items of a group left, in the order of the pieces."""
-        kept, entry = (
-            geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4,
-            (dim * rows + 2 * at.SUB) * 4,
-        )
+        tall = (rows + 15) // 16 * 16
+        entry = (tall * dim + 2 * at.SUB) * 4
+        kept = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4
         nothing(o, m, l, rows, dim)
         for _ in range(geti(item + at.GROUP_FIRST), geti(item + at.GROUP_LAST)):
-            stats = kept + dim * rows * 4
+            stats = kept + tall * dim * 4
             _join(o, m, l, kept, stats, stats + at.SUB * 4, rows, dim, room)
             kept += entry
 
@@ -377,8 +376,9 @@ def attention(kind: str) -> Any:
                 to_o, to_m, to_l = new_o, new_m, new_l
                 if shared:
                     number = index - geti(item + at.GROUP_FIRST)
-                    to_o = kept + number * (rows * dim + 2 * at.SUB) * 4
-                    to_m = to_o + rows * dim * 4
+                    tall = (rows + 15) // 16 * 16
+                    to_o = kept + number * (tall * dim + 2 * at.SUB) * 4
+                    to_m = to_o + tall * dim * 4
                     to_l = to_m + at.SUB * 4
                 newest, oldest = position + (r + n - 1) // groups, position + r // groups
                 if newest < start or (window > 0 and oldest - window >= start + at.KEYS - 1):

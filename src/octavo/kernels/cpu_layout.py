@@ -23,8 +23,8 @@ CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
 # the first query in its sequence; TABLE: the row's block table, an entry counted from TABLES;
 # pieces FIRST..LAST-1. Where a query's pieces are shared by SHARES items, COUNT is the address
 # of their common counter, GROUP_FIRST..GROUP_LAST-1 all their pieces, and SHARED (in float32
-# from the argument PARTIAL) where o [rows, dim], m [SUB], l [SUB] of each piece are kept; else
-# COUNT is 0.
+# from the argument PARTIAL) where o [rows up to 16s, dim], m [SUB], l [SUB] of each piece are
+# kept; else COUNT is 0.
 (
     TOKEN, QUERIES, POSITION, KV_HEAD, TABLE, FIRST, LAST, COUNT, SHARES,
     GROUP_FIRST, GROUP_LAST, SHARED,

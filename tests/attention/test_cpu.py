@@ -1,0 +1,220 @@
+"""The CPU backend against the reference, and bit against bit with itself in other company."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+import paging
+from octavo.attention.base import AttentionSpec
+from octavo.attention.cpu import CpuAttention
+from octavo.kernels import cpu_ops
+from paging import Sequences, assert_close
+
+DTYPES = [torch.float32, torch.bfloat16]
+HEAD_DIMS = [8, 16, 40, 64, 80, 96, 112, 128, 160, 192, 256]
+HEADS = [(4, 4), (4, 1), (6, 2), (7, 1), (12, 4)]
+BLOCK_SIZES = [8, 16, 32, 64, 128]
+
+
+def spec_of(heads: int, kv_heads: int, head_dim: int, **more: object) -> AttentionSpec:
+    return AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["tiles", "vectors"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """bfloat16 on AMX (where there is AMX) and on the vector units."""
+    if request.param == "tiles" and not cpu_ops.has_tiles():
+        pytest.skip("this processor has no AMX")
+    if request.param == "vectors":
+        monkeypatch.setattr(cpu_ops, "has_tiles", lambda: False)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_mdl_06_odd_head_sizes(head_dim: int, dtype: torch.dtype, kind: str) -> None:
+    if dtype == torch.float32 and kind == "tiles":
+        pytest.skip("float32 has one kind")
+    for index, (heads, kv_heads) in enumerate(HEADS):
+        block_size = BLOCK_SIZES[(index + head_dim // 8) % len(BLOCK_SIZES)]
+        spec = spec_of(heads, kv_heads, head_dim)
+        lengths = [1, 15, 16, 17, 129]
+        run = Sequences(CpuAttention(), spec, lengths, block_size, dtype)
+        for queries in (lengths, [1] * 5, [1, 7, 16, 1, 40]):
+            for i, got in enumerate(run.attend(queries)):
+                assert_close(got, run.expected(i)[-queries[i] :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 5, 31, 100, 256, 300, 5000])
+def test_mdl_11_sliding_window(window: int, dtype: torch.dtype) -> None:
+    spec = spec_of(6, 2, 64, window=window)
+    run = Sequences(CpuAttention(), spec, [700, 300, 20], 16, dtype)
+    for queries in ([700, 300, 20], [1, 1, 1], [200, 1, 3]):
+        for i, got in enumerate(run.attend(queries)):
+            assert_close(got, run.expected(i)[-queries[i] :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_with_and_without_a_window_share_a_step(dtype: torch.dtype) -> None:
+    backend = CpuAttention()
+    runs = [
+        Sequences(backend, spec_of(4, 2, 64, window=w), [300, 40], 16, dtype) for w in (50, None)
+    ]
+    step = paging.metadata([(5, 300), (1, 40)], 16)
+    for run in (*runs, *runs):
+        query = torch.cat([run.q[0][-5:], run.q[1][-1:]])
+        out = backend.attend(query, run.cache, step, run.spec)
+        expected = torch.cat([run.expected(0)[-5:], run.expected(1)[-1:]])
+        assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [0.5, 5.0, 50.0])
+def test_soft_cap(cap: float, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(4, 2, 64, 0.6, None, cap)
+    run = Sequences(CpuAttention(), spec, [300, 33], 32, dtype)
+    for queries in ([300, 33], [1, 1]):
+        for i, got in enumerate(run.attend(queries)):
+            assert_close(got, run.expected(i)[-queries[i] :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_any_size_stay_finite(dtype: torch.dtype) -> None:
+    for scale in (1e-6, 1.0, 30.0):
+        spec = AttentionSpec(4, 2, 32, scale)
+        run = Sequences(CpuAttention(), spec, [300], 16, dtype)
+        assert_close(run.attend([300])[0], run.expected(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_smp_12_a_row_is_the_same_in_any_company(dtype: torch.dtype, kind: str) -> None:
+    spec = spec_of(6, 2, 64)
+    lengths = [3, 700, 129, 33, 256, 257, 1, 600]
+    run = Sequences(CpuAttention(), spec, lengths, 16, dtype)
+    queries = [3, 1, 64, 1, 256, 1, 1, 200]
+    together = run.attend(queries)
+    for order in (range(8), reversed(range(8)), (5, 1), (7, 0, 4), (1,), (7,)):
+        rows = list(order)
+        step = paging.metadata([(n, n) for n in lengths], 16)
+        some = paging.metadata([(queries[i], lengths[i]) for i in rows], 16)
+        table = torch.zeros(len(rows), step.block_tables.shape[1], dtype=torch.int32)
+        table[:] = step.block_tables[rows]
+        fields = {n: getattr(some, n) for n in some.__slots__ if n != "block_tables"}
+        some = type(some)(**fields, block_tables=table)
+        query = torch.cat([run.q[i][len(run.q[i]) - queries[i] :] for i in rows])
+        out = run.backend.attend(query, run.cache, some, spec)
+        for i, got in zip(rows, out.split([queries[i] for i in rows]), strict=True):
+            assert torch.equal(got, together[i]), (i, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (90, 20.0)])
+def test_any_chunking_gives_the_same_bits(
+    dtype: torch.dtype, window: int | None, cap: float | None, kind: str
+) -> None:
+    spec = spec_of(6, 2, 64, window=window, soft_cap=cap)
+    run = Sequences(CpuAttention(), spec, [20, 600], 16, dtype)
+    whole = run.attend([20, 600])[1]
+    for size in (1, 17, 64, 255, 599):
+        assert torch.equal(run.chunks(1, size), whole), size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
+    """With more threads a long row's pieces are shared among them and joined by the last."""
+    spec = spec_of(6, 2, 64)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            run = Sequences(CpuAttention(), spec, [2000, 300], 16, dtype)
+            results.append([torch.cat(run.attend([1, 1])), torch.cat(run.attend([4, 300]))])
+            results[-1] += [torch.cat(run.attend([1, 1]))]  # counters are ready for a next layer
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+    assert torch.equal(results[0][0], results[0][2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_block_size_changes_nothing(block_size: int, dtype: torch.dtype, kind: str) -> None:
+    spec = spec_of(4, 2, 48)
+    one = Sequences(CpuAttention(), spec, [200, 17], block_size, dtype)
+    other = Sequences(CpuAttention(), spec, [200, 17], 16, dtype)
+    assert all(map(torch.equal, one.attend([200, 17]), other.attend([200, 17])))
+    assert all(map(torch.equal, one.attend([1, 1]), other.attend([1, 1])))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_views_of_one_product_are_read_where_they_lie(dtype: torch.dtype) -> None:
+    backend, spec = CpuAttention(), spec_of(6, 2, 64)
+    qkv = torch.randn(40, 10, 64).to(dtype)
+    q, k, v = qkv.split([6, 2, 2], dim=1)
+    step = paging.metadata([(40, 40)], 16)
+    shape, kind = backend.kv_layout(spec, 4, 16, dtype)
+    caches = [torch.zeros(shape, dtype=kind) for _ in range(2)]
+    backend.write(k, v, caches[0], step)
+    backend.write(k.contiguous(), v.contiguous(), caches[1], step)
+    assert torch.equal(caches[0], caches[1])
+    outs = [backend.attend(x, caches[0], step, spec) for x in (q, q.contiguous())]
+    assert torch.equal(*outs)
+    gaps = torch.randn(40, 6, 128).to(dtype)[..., ::2]
+    outs = [backend.attend(x, caches[0], step, spec) for x in (gaps, gaps.contiguous())]
+    assert torch.equal(*outs)
+
+
+def test_a_cache_of_another_dtype() -> None:
+    spec = spec_of(4, 2, 64)
+    backend = CpuAttention()
+    step = paging.metadata([(50, 50)], 16)
+    q, k, v = (torch.randn(50, heads, 64) for heads in (4, 2, 2))
+    shape, kind = backend.kv_layout(spec, 5, 16, torch.bfloat16)
+    cache = torch.zeros(shape, dtype=kind)
+    cos_sin = torch.cat((torch.ones(50, 32), torch.zeros(50, 32)), dim=1)
+    backend.rope_write(q, k, v, cos_sin, cache, step)
+    out = backend.attend(q, cache, step, spec)
+    assert out.dtype == torch.float32
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
+    )
+    assert_close(out.bfloat16(), expected.transpose(0, 1).flatten(1))
+
+
+def test_a_broken_neighbour_stays_alone() -> None:
+    """NaN in one request's keys and values never reaches another request, nor a freed block."""
+    spec = spec_of(4, 2, 64)
+    for dtype, length in itertools.product(DTYPES, (1, 8, 17, 250)):
+        run = Sequences(CpuAttention(), spec, [length, 40], 16, dtype)
+        clean = run.attend([1, 40])[0]
+        run.k[1][:] = float("nan")
+        run.v[1][:] = float("nan")
+        step = paging.metadata([(length, length), (40, 40)], 16)
+        run.backend.write(torch.cat(run.k), torch.cat(run.v), run.cache, step)
+        again = run.attend([1, 40])
+        assert torch.equal(again[0], clean)
+        assert again[1].isnan().all()
+
+
+def test_two_backends_in_two_threads() -> None:
+    spec = spec_of(4, 2, 64)
+    runs = [Sequences(CpuAttention(), spec, [300, 90], 16, torch.bfloat16, seed) for seed in (1, 2)]
+    expected = [torch.cat(run.attend([300, 90])) for run in runs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not torch.equal(torch.cat(runs[index].attend([300, 90])), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,60 @@
+"""Kernels are compiled once per machine; a damaged or unwritable cache costs time, not answers."""
+
+import logging
+
+import pytest
+import torch
+
+from octavo.kernels import cpu_jit, cpu_ops, reference
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_jit, "cache_folder", lambda: tmp_path / "kernels")
+    return tmp_path / "kernels"
+
+
+def activation():
+    return cpu_jit.Kernel("octavo.kernels.cpu_fused:activation", "silu-float32")
+
+
+def check(kernel, monkeypatch):
+    gate_up = torch.randn(3, 10)
+    monkeypatch.setattr(cpu_ops, "kernel", lambda maker, variant: kernel)
+    found = cpu_ops.CpuOps(torch.float32).silu_and_mul(gate_up)
+    torch.testing.assert_close(found, reference.silu_and_mul(gate_up), rtol=1e-5, atol=1e-6)
+
+
+def test_the_second_start_compiles_nothing(folder, monkeypatch):
+    check(activation(), monkeypatch)
+    assert [file.name for file in folder.iterdir()] == ["activation_silu-float32.o"]
+    monkeypatch.setattr(cpu_jit.Kernel, "_compile", None)
+    check(activation(), monkeypatch)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100, None])
+def test_a_damaged_object_file_is_made_again(folder, monkeypatch, damage):
+    check(activation(), monkeypatch)
+    file = folder / "activation_silu-float32.o"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] if damage is None else damage)
+    check(activation(), monkeypatch)
+    assert cpu_jit._read("activation_silu-float32") is not None
+
+
+def test_a_folder_that_cannot_be_written_is_only_logged(folder, monkeypatch, caplog):
+    folder.write_text("a file where the folder should be")
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("WARNING"):
+        check(activation(), monkeypatch)
+    assert "not kept for the next start" in caplog.text
+
+
+def test_without_libgomp_kernels_run_on_threads_of_our_own(monkeypatch):
+    monkeypatch.setattr(cpu_jit, "_find_gomp", lambda: None)
+    team = cpu_jit.Team()
+    monkeypatch.setattr(cpu_jit, "team", lambda: team)
+    monkeypatch.setattr(cpu_jit, "threads", lambda: 2)
+    gate_up = torch.randn(300, 400)
+    found = cpu_ops.CpuOps(torch.float32).silu_and_mul(gate_up)
+    torch.testing.assert_close(found, reference.silu_and_mul(gate_up), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,87 @@
+"""The fused CPU kernels against the torch reference, at odd shapes."""
+
+import pytest
+import torch
+
+from octavo.kernels import cpu_ops, reference
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = [(1, 8), (3, 64), (17, 96), (64, 576), (5, 1537)]
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def check(found, wanted):
+    """Equal but for the last bits; an error of 1% of the values must not pass."""
+    rtol = 1e-5 if found.dtype is torch.float32 else 2**-7
+    atol = 1e-6 if found.dtype is torch.float32 else 2**-8 * 0.25
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=rtol, atol=atol)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(found.float() * 1.01, wanted.float(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("added", [False, True])
+def test_rms_norm(dtype, shape, added):
+    x, weight = random(*shape, dtype=dtype), 1 + random(shape[1], dtype=dtype, seed=1) / 4
+    residual = random(*shape, dtype=dtype, seed=2) if added else None
+    kept = residual.clone() if residual is not None else None
+    wanted, wanted_sum = reference.rms_norm(x.clone(), weight, 1e-5, kept)
+    found, found_sum = cpu_ops.CpuOps(dtype).rms_norm(x, weight, 1e-5, residual)
+    check(found, wanted)
+    assert torch.equal(found_sum, wanted_sum)
+    assert residual is None or found_sum.data_ptr() == residual.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_gated_activations(dtype, shape, name):
+    gate_up = 3 * random(shape[0], 2 * shape[1], dtype=dtype)
+    check(getattr(cpu_ops.CpuOps(dtype), name)(gate_up), getattr(reference, name)(gate_up))
+
+
+def cos_sin(positions, dim):
+    angles = torch.outer(torch.arange(positions), 10000 ** -torch.linspace(0, 1, dim // 2))
+    return torch.cat((angles.cos(), angles.sin()), dim=1).float().contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [8, 40, 64, 80, 128])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1), (7, 1), (12, 4)])
+def test_rope_and_head_norm(dtype, dim, heads):
+    ops, tokens = cpu_ops.CpuOps(dtype), 19
+    packed = random(tokens, sum(heads) + heads[1], dim, dtype=dtype)
+    wanted = packed.clone()
+    table, positions = cos_sin(200, dim), torch.arange(tokens) * 7
+    weight = 1 + random(dim, dtype=dtype, seed=3) / 4
+    q, k, _ = torch.split(packed, (heads[0], heads[1], heads[1]), 1)
+    want_q, want_k, _ = torch.split(wanted, (heads[0], heads[1], heads[1]), 1)
+    ops.head_norm(q, weight, 1e-6)
+    reference.head_norm(want_q, weight, 1e-6)
+    check(q, want_q)
+    ops.rope(q, k, table, positions)
+    reference.rope(want_q, want_k, table, positions)
+    torch.testing.assert_close(q.float(), want_q.float(), rtol=2**-6, atol=2**-5)
+    check(k, want_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(dtype):
+    ops, x = cpu_ops.CpuOps(dtype), random(200, 576, dtype=dtype)
+    weight = random(576, dtype=dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        whole, act = ops.rms_norm(x, weight, 1e-5)[0], ops.silu_and_mul(x)
+        torch.set_num_threads(1)
+        for begin, end in ((0, 1), (7, 8), (13, 90), (199, 200)):
+            part = x[begin:end].clone()
+            assert torch.equal(ops.rms_norm(part, weight, 1e-5)[0], whole[begin:end])
+            assert torch.equal(ops.silu_and_mul(part), act[begin:end])
+    finally:
+        torch.set_num_threads(before)
