@@ -81,14 +81,14 @@ def resolve(model: str, revision: str | None = None) -> ModelFiles:
     """
     if model in EMBEDDED and not Path(model).exists():
         return _embedded(model)
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         if path.is_dir():
             return _folder(model, path)
         if path.is_file():
             return _file(model, path)
-    except PermissionError as error:
-        raise ModelNotFoundError(f"no permission to read {error.filename}") from error
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such home
+        raise ModelNotFoundError(f"model {model!r} cannot be opened: {error}") from error
     if _is_hub_id(model):
         return _hub(model, revision)
     raise ModelNotFoundError(_absent(model))
