@@ -78,7 +78,9 @@ class Sequences:
             alone = metadata([(end - start, end)], self.block_size)
             table = step.block_tables[index : index + 1, :blocks].contiguous()
             alone = AttentionMetadata(
-                **{name: getattr(alone, name) for name in alone.__slots__ if name != "block_tables"},
+                **{
+                    name: getattr(alone, name) for name in alone.__slots__ if name != "block_tables"
+                },
                 block_tables=table,
             )
             parts.append(self.backend.attend(q[start:end], self.cache, alone, self.spec))
