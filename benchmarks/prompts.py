@@ -104,7 +104,7 @@ _TASKS = (
 )
 
 # Answers are as uneven as real ones: many short, some long. The order mixes them.
-_LENGTHS = (24, 96, 40, 64, 32, 128, 48, 80, 16, 56, 28, 112)
+_LENGTHS = (24, 96, 40, 64, 32, 128, 48, 80, 12, 56, 28, 112)
 
 
 def chat_prompts() -> list[ChatPrompt]:
