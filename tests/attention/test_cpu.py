@@ -1,7 +1,11 @@
 """The CPU backend against the reference, and bit against bit with itself in other company."""
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,3 +222,39 @@ def test_two_backends_in_two_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+AVX2 = """
+import torch, paging
+from octavo.kernels import cpu_jit
+names = "sse2 sse3 ssse3 sse4.1 sse4.2 popcnt avx avx2 fma bmi bmi2 f16c lzcnt movbe cx16".split()
+cpu_jit.cpu = lambda: ("haswell", frozenset(names))
+from octavo.attention.base import AttentionSpec
+from octavo.attention.cpu import CpuAttention
+from octavo.kernels import cpu_compile, cpu_vector
+assert (cpu_vector.LANES, cpu_vector.HAS_DOT) == (8, False)
+emit, code = cpu_compile._emit, []
+cpu_compile._emit = lambda module: code.append(emit(module)) or code[-1]
+for dtype in (torch.float32, torch.bfloat16):
+    for heads, kv_heads, head_dim, block_size in ((4, 1, 40, 8), (7, 1, 64, 16), (4, 4, 80, 32)):
+        spec = AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5)
+        run = paging.Sequences(CpuAttention(), spec, [1, 17, 300], block_size, dtype)
+        for queries in ([1, 17, 300], [1, 1, 1], [1, 5, 33]):
+            for i, got in enumerate(run.attend(queries)):
+                paging.assert_close(got, run.expected(i)[-queries[i] :])
+        whole = run.attend([1, 17, 300])[2]
+        assert torch.equal(run.chunks(2, 77), whole)
+print(len(code))
+"""
+
+
+@pytest.mark.slow
+def test_a_processor_without_avx512(tmp_path: Path) -> None:
+    """The code made for AVX2 and no more, run here: the same results as the reference."""
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", AVX2], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 4  # two of attention, two of the cache write

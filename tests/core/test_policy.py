@@ -15,6 +15,7 @@ from octavo.core.policy import (
     RequestView,
     create_policy,
 )
+from octavo.core.scheduler import MAX_BYPASS
 from octavo.core.slo import SLOScheduler
 from octavo.errors import ConfigError
 
@@ -261,7 +262,9 @@ def test_an_overdue_request_without_room_does_not_hold_up_urgent_ones() -> None:
         bench.add(make(f"old{number}", prompt(150, number), 60, priority=5, arrival=-1.0))
     for _ in range(10):
         bench.step()
-    bench.add(make("big", prompt(300), 5, priority=5, arrival=bench.now - 1.0))
+    big = make("big", prompt(300), 5, priority=5, arrival=bench.now - 1.0)
+    bench.add(big)
+    big.bypassed = MAX_BYPASS  # nobody may start before it any more
     for _ in range(5):
         bench.step()
     assert ("big", 0) not in bench.outcomes
@@ -272,6 +275,21 @@ def test_an_overdue_request_without_room_does_not_hold_up_urgent_ones() -> None:
     assert bench.steps - arrived < 12
     bench.run()
     assert len(bench.outcomes) == 4
+
+
+def test_an_urgent_prompt_has_the_step_to_itself() -> None:
+    bench = Bench(budget=2048, blocks=400, policy=PriorityScheduler(), cost=modelled(), quick=True)
+    for number in range(4):
+        bench.add(make(f"low{number}", prompt(20, number), 300, priority=5))
+    for _ in range(20):
+        bench.step()
+    bench.add(make("slow", prompt(2000), 5, priority=5, arrival=bench.now))
+    bench.step()
+    assert bench.plans[-1].num_tokens < 300
+    bench.add(make("high", prompt(900), 5, priority=0, arrival=bench.now))
+    bench.step()
+    given = {row.request_id: len(row.token_ids) for row in bench.plans[-1].rows}
+    assert given == {**{f"low{i}": 1 for i in range(4)}, "high": 900}
 
 
 # Bounded gaps, on a modelled clock.

@@ -1,6 +1,9 @@
 """Kernels are compiled once per machine; a damaged or unwritable cache costs time, not answers."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,3 +61,43 @@ def test_without_libgomp_kernels_run_on_threads_of_our_own(monkeypatch):
     gate_up = torch.randn(300, 400)
     found = cpu_ops.CpuOps(torch.float32).silu_and_mul(gate_up)
     torch.testing.assert_close(found, reference.silu_and_mul(gate_up), rtol=1e-5, atol=1e-6)
+
+
+def test_a_warm_start_does_not_import_numba(tmp_path):
+    code = (
+        "import sys, torch\n"
+        "from octavo.kernels import cpu_ops\n"
+        "cpu_ops.CpuOps(torch.float32).silu_and_mul(torch.ones(1, 64))\n"
+        "print('numba' in sys.modules)\n"
+    )
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path)}
+    for expected in ("True", "False"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == expected
+
+
+def test_object_code_is_kept_apart_by_processor_and_source(monkeypatch, tmp_path):
+    def folder():
+        cpu_jit.cache_folder.cache_clear()
+        return cpu_jit.cache_folder()
+
+    name, features = cpu_jit.cpu()
+    folders = {folder()}
+    monkeypatch.setattr(cpu_jit, "cpu", lambda: (name, features - {sorted(features)[0]}))
+    folders.add(folder())
+    monkeypatch.setattr(cpu_jit, "cpu", lambda: (name + "2", features))
+    folders.add(folder())
+    monkeypatch.setattr(cpu_jit, "cpu", lambda: (name, features))
+    source = tmp_path / "cpu_jit.py"
+    source.write_text("changed")
+    monkeypatch.setattr(cpu_jit, "__file__", str(source))
+    folders.add(folder())
+    monkeypatch.undo()
+    assert len(folders) == 4
+    assert folder() in folders

@@ -85,3 +85,63 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(dtype):
             assert torch.equal(ops.silu_and_mul(part), act[begin:end])
     finally:
         torch.set_num_threads(before)
+
+
+def test_values_past_the_end_of_a_row_are_not_touched():
+    for dtype, size in ((torch.float32, 37), (torch.bfloat16, 37)):
+        ops, x = cpu_ops.CpuOps(dtype), random(3, size, dtype=dtype)
+        alone = [
+            ops.rms_norm(x[i : i + 1].clone(), torch.ones(size, dtype=dtype), 1e-5)[0]
+            for i in range(3)
+        ]
+        together = ops.rms_norm(x, torch.ones(size, dtype=dtype), 1e-5)[0]
+        assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_partial_rotary_and_strided_heads(dtype):
+    ops, packed = cpu_ops.CpuOps(dtype), random(9, 5, 64, dtype=dtype)
+    wanted = packed.clone()
+    table, positions = cos_sin(50, 24), torch.arange(9) * 5
+    ops.rope(packed[:, :3], packed[:, 3:4], table, positions)
+    reference.rope(wanted[:, :3], wanted[:, 3:4], table, positions)
+    check(packed, wanted)
+    assert torch.equal(packed[..., 24:], wanted[..., 24:])
+
+
+def test_what_the_kernels_do_not_take_goes_to_the_reference():
+    ops, x = cpu_ops.CpuOps(torch.bfloat16), random(4, 64, dtype=torch.bfloat16)
+    weight = random(64)
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5)[0], reference.rms_norm(x, weight, 1e-5)[0])
+    gaps = random(4, 128, dtype=torch.bfloat16)[:, ::2]
+    assert torch.equal(
+        ops.rms_norm(gaps, weight, 1e-5)[0], reference.rms_norm(gaps, weight, 1e-5)[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [8, 64, 80])
+def test_rope_write_is_norm_rope_and_write(dtype, dim):
+    """In one pass, but for the rounding between the norm and the rotary."""
+    from octavo.attention.base import AttentionSpec
+    from octavo.attention.cpu import CpuAttention
+    from paging import metadata
+
+    backend, ops = CpuAttention(), cpu_ops.CpuOps(dtype)
+    step = metadata([(20, 20), (3, 40)], 16)
+    packed = random(23, 8, dim, dtype=dtype)
+    table, weight = cos_sin(50, dim), 1 + random(dim, dtype=dtype, seed=4) / 4
+    shape, kind = backend.kv_layout(AttentionSpec(4, 2, dim, 1.0), 9, 16, dtype)
+    caches = [torch.zeros(shape, dtype=kind) for _ in range(2)]
+    for norm in (None, weight):
+        fused, apart = (x.split([4, 2, 2], 1) for x in (packed.clone(), packed.clone()))
+        backend.rope_write(*fused, table, caches[0], step, norm, norm, 1e-6)
+        if norm is not None:
+            ops.head_norm(apart[0], norm, 1e-6)
+            ops.head_norm(apart[1], norm, 1e-6)
+        ops.rope(apart[0], apart[1], table, step.positions)
+        backend.write(apart[1], apart[2], caches[1], step)
+        torch.testing.assert_close(fused[0], apart[0], rtol=2**-6, atol=2**-5)
+        torch.testing.assert_close(caches[0], caches[1], rtol=2**-6, atol=2**-5)
+        if norm is None:
+            assert torch.equal(caches[0], caches[1])

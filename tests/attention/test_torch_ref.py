@@ -1,0 +1,18 @@
+"""The plain backend pages what the reference computes on whole sequences."""
+
+import pytest
+import torch
+
+from octavo.attention.base import AttentionSpec
+from octavo.attention.torch_ref import TorchAttention
+from paging import Sequences, assert_close
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (None, 3.0), (20, 5.0)])
+def test_paging_changes_nothing(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    spec = AttentionSpec(6, 2, 24, 0.3, window, cap)
+    run = Sequences(TorchAttention(), spec, [1, 15, 16, 17, 50], 16, dtype)
+    for queries in ([1, 15, 16, 17, 50], [1] * 5, [1, 2, 16, 5, 33]):
+        for i, got in enumerate(run.attend(queries)):
+            assert_close(got, run.expected(i)[-queries[i] :])
