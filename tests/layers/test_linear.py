@@ -112,6 +112,17 @@ def test_a_zero_weight_does_not_blind_the_shape() -> None:
     assert fits[200] == 257
 
 
+def test_a_later_layer_opens_the_eyes_of_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = set(range(193, 257))
+    monkeypatch.setattr(linear, "_onednn", lambda packed, bias: flawed(packed.to_dense(), bad))
+    monkeypatch.setattr(linear, "_has_onednn", lambda dtype: True)
+    products = Products("cpu", FP32)
+    products.make(torch.zeros(48, 300))
+    w = weight(48, 300, FP32)
+    x = torch.randn(200, 300)
+    assert torch.equal(products.make(w)(x), flawed(w, set())(x))
+
+
 def test_not_a_number_in_a_weight_is_no_error() -> None:
     w = weight(48, 300, FP32)
     w[3, 5] = float("nan")

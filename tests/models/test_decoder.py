@@ -67,6 +67,14 @@ def test_mdl_12_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
     compare(model, reference, (1, 15, 17, 40))
 
 
+def test_mdl_11_max_window_layers_of_older_configs(tmp_path: Path) -> None:
+    family, changes = VARIANTS["qwen2-windows"]
+    reference = toys.make(family, **changes)
+    folder = toys.save(reference, tmp_path)
+    toys.edit_config(folder, remove=["layer_types"])
+    compare(toys.load(folder), reference, (17, 40))
+
+
 def test_every_family_has_a_variant() -> None:
     assert {family.name for family in FAMILIES} == {name for name, _ in VARIANTS.values()}
 
@@ -153,7 +161,12 @@ ROPES |= {
     "yarn-attention-1.3": {**ROPES["yarn-4"], "attention_factor": 1.3},
     "yarn-mscale": {**ROPES["yarn-16"], "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn-mscale-apart": {**ROPES["yarn-16"], "mscale": 1.2, "mscale_all_dim": 0.7},
-    "yarn-betas": {**ROPES["yarn-16"], "beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn-betas": {
+        **ROPES["yarn-4"],
+        "original_max_position_embeddings": 256,
+        "beta_fast": 4.0,
+        "beta_slow": 2.0,
+    },
     "yarn-untruncated": {**ROPES["yarn-4"], "truncate": False},
     "yarn-no-original": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4},
 }

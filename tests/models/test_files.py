@@ -130,6 +130,7 @@ def test_mdl_15_no_permission(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_mdl_01_a_malformed_index(index: str, folder: Path) -> None:
+    (folder.parent / "x.safetensors").write_bytes(b"outside the folder")
     (folder / files.INDEX).write_text(index)
     with pytest.raises(CheckpointError, match=r"index\.json"):
         resolve(str(folder))

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-# Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns. On AMX
-# their rows agree over nearly all row counts (wider hints: two or more groups of counts), for
-# 5% more time at 64 rows, 9% at 2,048, none at 1; without AMX the hints do not differ. fp32: 64.
+# Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns, any other
+# hint blocks of 32. With AMX the rows of the first agree over nearly all row counts, those of
+# the second fall into two or more groups; it takes 8% longer over a whole step of SmolLM2 at 64
+# rows and 9% at 2,048 (none at one row). Without AMX both agree and are equally fast. fp32: 64.
 _LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
 
 _CANONICAL = 64  # the row count whose bits are the right ones, and the last resort for pieces

@@ -66,8 +66,6 @@ class StoredTensor:
         raw = torch.frombuffer(
             self.data, dtype=torch.uint8, count=self.num_bytes, offset=self.offset
         )
-        if self.offset % 8:  # a view as wider numbers needs an aligned start
-            raw = raw.clone()
         decode_into(self.format, raw, out)
 
 
@@ -183,7 +181,7 @@ def _safetensors_entry(
     if not isinstance(shape, list) or not all(_is_size(n) for n in shape):
         raise damaged(f"has the shape {shape!r}")
     pair = isinstance(offsets, list) and len(offsets) == 2 and all(_is_size(n) for n in offsets)
-    if not pair or not isinstance(offsets, list) or offsets[0] > offsets[1]:
+    if not pair or not isinstance(offsets, list):
         raise damaged(f"has the offsets {offsets!r}")
     size = _SAFE[kind].block_bytes if kind in _SAFE else _OTHER.get(str(kind))
     if size is None:
@@ -193,11 +191,6 @@ def _safetensors_entry(
         raise damaged(
             f"takes {end - begin} bytes, but its shape {shape} in {kind} needs "
             f"{size * math.prod(shape)}"
-        )
-    if start + end > len(data):
-        raise CheckpointError(
-            f"{path} is cut off: tensor {name!r} ends at byte {start + end}, the file has "
-            f"{len(data)}"
         )
     dims = tuple(int(n) for n in shape)
     return StoredTensor(
