@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 import kit
 from octavo.errors import CheckpointError, ConfigError
+from octavo.models.decoder import Decoder
 from octavo.models.files import INDEX, embedded_path
 from octavo.quant.gguf import FORMATS
 
@@ -295,25 +296,54 @@ def test_mdl_07_gguf_rope_divisors_are_llama_3_scaling(tmp_path: Path) -> None:
     torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
 
 
-def smollm2() -> Path:
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Any, Decoder]:
+    """transformers' model and ours, from the same file, in fp32."""
+    import transformers
+
     path = embedded_path("smollm2")
     if not path.is_file():
         pytest.skip("the embedded model is not here: octavo pull smollm2")
-    return path
-
-
-@pytest.mark.model
-def test_smollm2_equals_transformers_on_the_same_file() -> None:
-    import transformers
-
-    path = smollm2()
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32
     )
-    paged = toys.Paged(toys.load("smollm2"))
+    return reference, toys.load("smollm2")
+
+
+LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 34, 55, 89, 127, 144, 233, 377, 610, 987, 1500)
+
+
+def real_prompt(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(3, 49000, length).tolist()
+
+
+@pytest.mark.model
+def test_smollm2_equals_transformers_on_the_same_file(smollm2: tuple[Any, Decoder]) -> None:
+    reference, model = smollm2
+    paged = toys.Paged(model)
     for length in (1, 17, 150):
-        ids = np.random.default_rng(length).integers(3, 49000, length).tolist()
-        wanted = toys.reference_logits(reference, ids)
-        found = paged.step([(f"s{length}", ids)])[0]
-        assert (found - wanted).abs().max() < 1e-3 * wanted.abs().max()
+        wanted = toys.reference_logits(reference, real_prompt(length))
+        found = paged.step([(f"s{length}", real_prompt(length))])[0]
+        assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
         assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_gives_the_same_tokens_over_prompts_of_all_lengths(
+    smollm2: tuple[Any, Decoder],
+) -> None:
+    reference, model = smollm2
+    torch.set_num_threads(2)
+    for length in LENGTHS:
+        paged, ids = toys.Paged(model), real_prompt(length)
+        wanted = reference.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, length), max_new_tokens=8,
+            min_new_tokens=8, do_sample=False, pad_token_id=0,
+        )[0, length:].tolist()  # fmt: skip
+        found: list[int] = []
+        for _ in range(8):
+            logits = paged.step([("a", found[-1:] or ids)])[0][-1].clone()
+            logits[list(model.spec.eos_token_ids)] = -torch.inf  # as min_new_tokens does
+            found.append(int(logits.argmax()))
+        assert found == wanted, length
