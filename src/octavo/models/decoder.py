@@ -56,15 +56,22 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def attention_specs(spec: ModelSpec) -> list[AttentionSpec]:
+    """What the attention of each layer is."""
+    return [
+        AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, window)
+        for window in spec.windows
+    ]
+
+
 class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the sums live in `residual`."""
 
-    __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm", "spec")
+    __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm")
 
     def __init__(
         self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP
     ) -> None:
-        self.spec = attention.spec
         self._input_norm, self._attention = input_norm.forward, attention.forward
         self._post_norm, self._mlp = post_norm.forward, mlp.forward
 
@@ -104,9 +111,8 @@ class Decoder:
         embed = take(EMBED)
         self._embed = Embedding(embed).forward
         self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
-        layers = [self._layer(number) for number in range(spec.num_layers)]
-        self.attention_specs = [layer.spec for layer in layers]
-        self._layers = [layer.forward for layer in layers]
+        self.attention_specs = attention_specs(spec)
+        self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
         self._norm = self._rms_norm(FINAL_NORM).forward
         head = embed if spec.tie_embeddings else take(HEAD)
         self._head = products.make(head, most_rows=head_rows)
@@ -134,13 +140,6 @@ class Decoder:
 
     def _layer(self, number: int) -> DecoderLayer:
         spec, at = self.spec, f"model.layers.{number}."
-        attention_spec = AttentionSpec(
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            scale=spec.head_dim**-0.5,
-            window=spec.windows[number],
-        )
         norms: list[HeadNorm | None] = [None, None]
         if spec.qk_norm:
             names = (f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight")
@@ -148,7 +147,7 @@ class Decoder:
         attention = Attention(
             self._ops,
             self.backend,
-            attention_spec,
+            self.attention_specs[number],
             self._product(at + "self_attn.", ("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
             self._product(at + "self_attn.", ("o_proj",), spec.output_bias),
             self._cos_sin,

@@ -13,14 +13,13 @@ import torch
 from tqdm import tqdm
 
 from octavo.attention import registry as attention_registry
-from octavo.attention.base import AttentionSpec
 from octavo.config import EngineConfig
 from octavo.errors import CheckpointError, ConfigError
 from octavo.kernels import dispatch
 from octavo.layers.linear import Products
 from octavo.log import get_logger
 from octavo.models import registry
-from octavo.models.decoder import EMBED, HEAD, Decoder, parameter_shapes
+from octavo.models.decoder import EMBED, HEAD, Decoder, attention_specs, parameter_shapes
 from octavo.models.files import ModelFiles, resolve
 from octavo.models.spec import ModelSpec, load_spec
 from octavo.models.weights import Checkpoint, StoredTensor, name_list, open_checkpoint
@@ -87,14 +86,6 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
             ", ".join(products.unstable),
         )
     return model
-
-
-def attention_specs(spec: ModelSpec) -> list[AttentionSpec]:
-    """The attention of each layer."""
-    return [
-        AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, window)
-        for window in spec.windows
-    ]
 
 
 def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
