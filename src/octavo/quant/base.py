@@ -11,7 +11,7 @@ import torch
 
 from octavo.errors import ConfigError, nearest
 
-# (raw bytes of whole rows, uint8 [rows, bytes a row]) -> values fp32 or native [rows, columns]
+# stored blocks, uint8 [n, bytes of a block] -> their values, fp32 [n, values of a block]
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
 METHODS: tuple[str, ...] = ()  # names that `quantization=` takes

@@ -10,19 +10,17 @@ reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from octavo.kernels.cpu_jit import Kernel
+from octavo.quant.base import Decode
 
 _COMPILED = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _pack_call = struct.Struct("<6q").pack  # as in kernels.cpu_gguf
 _BLOCKS_AT_ONCE = 4096
-
-_Decode = Callable[[torch.Tensor], torch.Tensor]  # uint8 [n, bytes] -> fp32 [n, values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class BlockFormat:
     name: str
     block_values: int
     block_bytes: int
-    decode: _Decode | None = None
+    decode: Decode | None = None
     dtype: torch.dtype = torch.float32
 
     @property
