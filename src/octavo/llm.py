@@ -233,46 +233,44 @@ class LLM:
 
     def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
         """Run jobs to their ends. On any error, Ctrl-C included, all are aborted."""
-        ids: list[str] = []
+        mine: dict[str, None] = {}  # ids, in the order of the jobs
         done: dict[str, RequestOutput] = {}
         waiting = iter([job.of_kind(RequestOutputKind.FINAL_ONLY) for job in jobs])
         bar = tqdm(total=len(jobs), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
         try:
             with bar:
                 while len(done) < len(jobs):
-                    self._feed(waiting, ids)
-                    self._step()
-                    for output in self._finished(ids, done):
-                        done[output.request_id] = output
-                        bar.set_postfix_str(f"{self.engine.stats.throughput:.0f} tok/s", False)
-                        bar.update(1)
+                    self._feed(waiting, mine)
+                    for request_id in self._step():
+                        if request_id in mine:
+                            done[request_id] = self._inbox.pop(request_id).pop()
+                            self._show(bar)
         except BaseException:
-            self._abort([i for i in ids if i not in done])
+            self._abort([i for i in mine if i not in done])
             raise
-        return [done[request_id] for request_id in ids]
+        return [done[request_id] for request_id in mine]
 
-    def _feed(self, jobs: Iterator[_Job], ids: list[str]) -> None:
+    def _feed(self, jobs: Iterator[_Job], mine: dict[str, None]) -> None:
         """Hand the engine as many jobs as its queue takes: a long list never overfills it."""
         room = self.config.waiting_limit - self.engine.scheduler.num_waiting
         for job in itertools.islice(jobs, max(0, room)):
-            ids.append(self._add(job))
+            mine[self._add(job)] = None
 
-    def _finished(
-        self, ids: Sequence[str], done: Mapping[str, RequestOutput]
-    ) -> Iterator[RequestOutput]:
-        for request_id in ids:
-            box = self._inbox.get(request_id)
-            if request_id not in done and box:
-                del self._inbox[request_id]
-                yield box.pop()
+    def _show(self, bar: "tqdm[Any]") -> None:
+        if not bar.disable:
+            engine = self.engine
+            stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), percentiles=False)
+            bar.set_postfix_str(f"{stats.throughput:.0f} tok/s", False)
+            bar.update(1)
 
-    def _step(self) -> None:
-        """One step of the engine; outputs go to the inbox of whoever asked for them."""
+    def _step(self) -> list[str]:
+        """One step of the engine; outputs go to the inbox of whoever asked. Their request ids."""
         outputs, stops = self._outputs.process(self.engine.step(), time.monotonic())
         for request_id, index in stops:
             self.engine.finish_choice(request_id, index)
         for output in outputs:
             self._inbox[output.request_id].append(output)
+        return [output.request_id for output in outputs]
 
     def _abort(self, ids: Sequence[str]) -> None:
         for request_id in ids:

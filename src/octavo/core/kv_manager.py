@@ -125,11 +125,6 @@ class KVManager:
         self.cache.queried_tokens += request.num_prompt_tokens
         self.cache.cached_tokens += request.num_cached_tokens
 
-    def name_after(self, request: Request, count: int) -> bytes | None:
-        """The hash of the full block after the first `count`; None if there is none."""
-        names = request.block_hashes
-        return names[count] if count < len(names) else None
-
     # Running: more tokens, more choices, more published blocks.
 
     def grow_each(self, requests: list[Request]) -> list[Request]:

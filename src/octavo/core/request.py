@@ -113,10 +113,6 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.tokens[self.num_prompt_tokens :]
-
-    @property
     def lag(self) -> int:
         """Tokens that must be computed before the next one can be drawn."""
         return len(self.tokens) - self.num_computed

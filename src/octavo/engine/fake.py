@@ -31,17 +31,6 @@ def hashed(history: Sequence[int], spec: SampleSpec, vocab_size: int = 256) -> i
     return state % vocab_size
 
 
-def scripted(texts: dict[int, Sequence[int]], end: int) -> NextToken:
-    """After a prompt that ends in token p, say texts[p], then `end`, whatever came before."""
-
-    def next_token(history: Sequence[int], spec: SampleSpec) -> int:
-        prompt_end = history[len(history) - spec.position - 1]
-        script = texts.get(prompt_end, ())
-        return script[spec.position] if spec.position < len(script) else end
-
-    return next_token
-
-
 @dataclass
 class FakeRunner:
     """`next_token(history, spec)` chooses; `before_step` may raise, sleep or count."""

@@ -164,7 +164,7 @@ class StatsRecorder:
             cache_hit_rate=kv.cached_tokens / kv.queried_tokens if kv.queried_tokens else 0.0,
             kv_usage=kv.written_slots / kv.total_slots,
             kv_blocks_usage=kv.held_slots / kv.total_slots,
-            fragmentation=1 - kv.written_slots / kv.held_slots if kv.held_slots else 0.0,
+            fragmentation=kv.fragmentation,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             swapped=scheduler.num_swapped,

@@ -24,7 +24,6 @@ from octavo.kernels import cpu_jit
 FEATURES = cpu_jit.cpu()[1]
 LANES = 16 if "avx512f" in FEATURES else 8
 HAS_DOT = LANES == 16 and "avx512bf16" in FEATURES
-HAS_TILES = HAS_DOT and {"amx-tile", "amx-bf16"} <= FEATURES
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
@@ -243,13 +242,6 @@ def take(b, address):
     return b.atomic_rmw("add", pointer(b, address, I64), ir.Constant(I64, 1), "seq_cst")
 
 
-@op(types.float32, types.int64)
-def geth(b, address):
-    """A bfloat16."""
-    bits = b.shl(b.zext(load(b, address, I16), I32), ir.Constant(I32, 16))
-    return b.bitcast(bits, F32)
-
-
 @op(types.void, types.int64, types.float32)
 def seth(b, address, value):
     wide = narrow(b, splat(b, value))
@@ -281,13 +273,6 @@ def stack(nbytes: int) -> Any:
         return b.ptrtoint(memory, I64)
 
     return buffer
-
-
-@op(types.void, types.int64)
-def prefetch(b, address):
-    one, three = ir.Constant(I32, 1), ir.Constant(I32, 3)
-    where = pointer(b, address, I8)
-    call(b, "llvm.prefetch.p0", ir.VoidType(), where, ir.Constant(I32, 0), three, one)
 
 
 @op(Vec, types.int64)

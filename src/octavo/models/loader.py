@@ -62,7 +62,7 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     ops = dispatch.select(device, dtype)
     backend = attention_registry.create(
         config.attention_impl, device, dtype, attention_specs(spec), config.block_size,
-        _kv_dtype(config, dtype),
+        kv_dtype(config, dtype),
     )  # fmt: skip
     logger.info(
         "loading %s (%s) from %s", config.model, spec.architecture, _described(checkpoint.files)
@@ -88,7 +88,8 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     return model
 
 
-def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache of a model in `dtype`."""
     kinds = {"auto": dtype, "bfloat16": torch.bfloat16, "float32": torch.float32}
     return kinds[config.kv_cache_dtype]
 

@@ -8,14 +8,15 @@ not ask. Elsewhere, and where the setting is `never`, nothing here has an effect
 """
 
 import ctypes
-import os
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from octavo.log import get_logger
+from octavo.runner import memory
 
 logger = get_logger(__name__)
 
@@ -26,6 +27,7 @@ _LARGEST_FROM_HEAP = 2**25  # glibc takes no larger limit
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@lru_cache(maxsize=1)
 def prepare_heap() -> bool:
     """Let weights and activations come from one heap of huge pages that is never given back.
 
@@ -33,14 +35,10 @@ def prepare_heap() -> bool:
     fault in every page of every activation again. Reserves address space, not memory. Once per
     process; returns whether it was done, which it is on glibc only.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    reserve = min(2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-    for function in (libc.malloc, libc.sbrk):
-        function.restype = ctypes.c_void_p
-    libc.malloc.argtypes = [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
+    reserve = min(2**30, memory.installed_bytes() // 4)
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(_M_TOP_PAD, reserve)
@@ -50,8 +48,7 @@ def prepare_heap() -> bool:
         held.append(libc.malloc(_LARGEST_FROM_HEAP - 2**12))
     libc.mallopt(_M_TOP_PAD, 2**24)
     if libc.sbrk(0) > begin:
-        first = -(-begin // HUGE) * HUGE
-        _advise(first, libc.sbrk(0) // HUGE * HUGE - first, _MADV_HUGEPAGE)
+        _advise(begin, libc.sbrk(0), _MADV_HUGEPAGE)
     for block in held:
         libc.free(block)
     return True
@@ -67,10 +64,8 @@ def collapse_all() -> int:
         return 0
     began, moved = time.perf_counter(), 0
     for start, end in _private_ranges():
-        _advise(start, end - start, _MADV_HUGEPAGE)
-        first, last = -(-start // HUGE) * HUGE, end // HUGE * HUGE
-        if last > first and _advise(first, last - first, _MADV_COLLAPSE):
-            moved += last - first
+        _advise(start, end, _MADV_HUGEPAGE)
+        moved += _advise(start, end, _MADV_COLLAPSE)
     logger.info("%d MiB in huge pages, moved in %.2f s", moved >> 20, time.perf_counter() - began)
     return moved
 
@@ -79,10 +74,7 @@ def request(tensor: torch.Tensor) -> None:
     """Ask that memory which `tensor` will come to write be given in huge pages."""
     if available() and tensor.device.type == "cpu" and tensor.numel():
         start = tensor.data_ptr()
-        end = start + tensor.numel() * tensor.element_size()
-        first = -(-start // HUGE) * HUGE
-        if end > first:
-            _advise(first, end - first, _MADV_HUGEPAGE)
+        _advise(start, start + tensor.numel() * tensor.element_size(), _MADV_HUGEPAGE)
 
 
 def available() -> bool:
@@ -102,7 +94,19 @@ def _private_ranges() -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _advise(start: int, length: int, advice: int) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
+def _advise(start: int, end: int, advice: int) -> int:
+    """Advise the whole huge pages between two addresses; their bytes, or 0 if it was refused."""
+    first, last = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+    if last <= first or _libc().madvise(first, last - first, advice):
+        return 0
+    return last - first
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return int(libc.madvise(start, length, advice)) == 0
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    return libc

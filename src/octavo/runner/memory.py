@@ -6,6 +6,7 @@ On a CPU, memory is what the process may use: the machine's, or less where a cgr
 and never more than what is free now, because other programs live there too.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def measure(share: float, step_peak: int) -> MemorySum:
     total, free = _machine()
     used = resident_bytes()
     return MemorySum(total, min(int(total * share), used + int(free * share)), used, step_peak)
+
+
+def installed_bytes() -> int:
+    """Memory of the machine, whatever this process may use of it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def resident_bytes() -> int:
@@ -93,9 +99,7 @@ def _meminfo() -> tuple[int, int]:
 
 
 def _sysconf_memory() -> tuple[int, int]:
-    import os
-
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = installed_bytes()
     return total, total // 2
 
 

@@ -19,7 +19,7 @@ from octavo.core.plan import (
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
-from octavo.models.loader import load_model
+from octavo.models.loader import kv_dtype, load_model
 from octavo.params import SamplingParams
 from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
@@ -45,9 +45,7 @@ class ModelRunner:
         self.model: Decoder = load_model(config, self.device, self.dtype)
         huge_pages.collapse_all()
         loaded = time.perf_counter()
-        self.kv_dtype = (
-            self.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
-        )
+        self.kv_dtype = kv_dtype(config, self.dtype)
         self.backend: AttentionBackend = self.model.backend
         specs = self.model.attention_specs
         self._block_bytes = block_bytes(self.backend, specs, config.block_size, self.kv_dtype)
