@@ -7,6 +7,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.core.policy import create_policy
+from octavo.engine import stats
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner, hashed
 from octavo.errors import ContextLengthError, EngineDeadError, QueueFullError, RequestError
@@ -239,3 +240,14 @@ def test_two_engines_in_one_process_do_not_share_anything():
     one.add_request("a", prompt_of(50), GREEDY)
     other.add_request("a", prompt_of(50), GREEDY)
     assert run(one)[0] == run(other)[0]
+
+
+def test_samples_that_nobody_reads_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(stats, "_UNREAD_STEPS", 10)
+    engine = make_engine()
+    engine.add_request("a", prompt_of(4), GREEDY.with_(max_tokens=500))
+    run(engine)
+    fresh = engine.recorder.drain()
+    assert 0 < len(fresh.step_tokens) <= 10
+    assert 0 < len(fresh.itl) <= 10
+    assert engine.stats.generation_tokens == 500  # counters lose nothing

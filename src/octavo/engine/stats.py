@@ -14,6 +14,7 @@ from octavo.core.scheduler import Scheduler, Update
 
 WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
+_UNREAD_STEPS = 16384  # a server reads four times a second; offline nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class StatsRecorder:
                 self._fresh.queue.append(started - times.arrival)
         generated = sum(self._note(update, ended) for update in updates)
         computed = plan.num_tokens
+        if len(self._fresh.step_tokens) >= _UNREAD_STEPS:
+            self._fresh = Observations()
         self._fresh.step_tokens.append(computed)
         self.generation_tokens += generated
         self._window.append((ended, ended - started, generated, max(0, computed - generated)))
