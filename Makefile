@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constra
 PULL := $(VENV)/bin/octavo pull smollm2
 SOURCES := src tests benchmarks scripts
 
-.PHONY: help demo serve test test-slow lint format docs bench startup report clean
+.PHONY: help demo serve test test-slow lint format docs bench serving clients startup report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,14 @@ docs: $(VENV)/.dev ## write docs/tree.md and docs/flags.md anew
 bench: $(VENV)/.bench ## workloads W1 to W4 against static batching; saves rows
 	@$(PULL)
 	@$(PY) -m benchmarks.run --save
+
+serving: $(VENV)/.bench ## start, overhead, a crowd and the engine's death over HTTP; saves rows
+	@$(PULL)
+	@$(PY) -m benchmarks.serving --save
+
+clients: $(VENV)/.dev ## OpenAI's npm client, langchain, litellm, guidellm, vLLM's bench, schemathesis
+	@$(PULL)
+	@$(PY) -m tests.clients.run
 
 startup: $(VENV)/.bench ## import time, --help, start to first token; saves a row
 	@$(PULL)

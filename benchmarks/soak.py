@@ -1,10 +1,12 @@
 """Clients that behave badly for a long time: does a server leak, hang, or leave anyone waiting?
 
-    python -m benchmarks.soak --url http://127.0.0.1:8000 --pid PID --minutes 30
+    python -m benchmarks.soak [--minutes 30] [--clients 32] [--cores 0.5] [--save]
 
-`--pid` is the server's process; its children are watched with it. Prints progress, and as its
-last line one JSON object with the counts of what clients saw, the slowest probe of `/health`,
-and memory and file descriptors over time. Exit code 1 if a promise of the server was broken.
+Starts `octavo serve`, lets clients stream, hang up, time out, send garbage and read slowly, and
+watches what clients saw, the slowest probe of `/health`, memory and file descriptors over time.
+`--cores` paces the clients, so that server and clients use about so many cores on average. The
+last line is JSON; `--save` appends it to benchmarks/results/soak.jsonl. Exit code 1 if a promise
+of the server was broken.
 """
 
 import argparse
@@ -15,16 +17,20 @@ import os
 import random
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.rows import percentile, row, save
+from benchmarks.server import ServeProcess, cpu_seconds
+
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "once", "more")
-_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PROMISED = 60.0  # seconds in which every whole request must be answered
 
@@ -35,9 +41,12 @@ class Seen:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    slowest_health: float = 0.0
-    memory_mb: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)  # seconds of each probe
+    web_mb: list[float] = field(default_factory=list)  # resident, each second
+    engine_mb: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+    pause: float = 0.0  # mean seconds between two requests of a client
 
 
 class Client:
@@ -160,6 +169,8 @@ class Client:
             self.whole, self.whole, self.leaves, self.impatient, self.garbage, self.slow,
         ]  # fmt: skip
         while time.monotonic() < end:
+            if self.seen.pause:
+                await asyncio.sleep(self.rng.expovariate(1 / self.seen.pause))
             kind = self.rng.choice(kinds)
             try:
                 self.seen.outcomes[await kind()] += 1
@@ -180,11 +191,22 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-async def watch(pid: int, seen: Seen, end: float) -> None:
+async def watch(pid: int, seen: Seen, end: float, cores: float | None) -> None:
+    """Sample each second; slow the clients down while more than `cores` are used."""
+    used, last = 0.0, time.monotonic()
     while time.monotonic() < end:
         pids = family(pid)
-        seen.memory_mb.append(round(sum(map(resident_mb, pids)), 1))
+        web, *engine = map(resident_mb, pids)
+        seen.web_mb.append(round(web, 1))
+        seen.engine_mb.append(round(sum(engine), 1))
         seen.descriptors.append(sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids))
+        spent, now = sum(map(cpu_seconds, (*pids, os.getpid()))), time.monotonic()
+        if used:
+            seen.cores.append((spent - used) / (now - last))
+            if cores:
+                mean = sum(seen.cores[-20:]) / len(seen.cores[-20:])
+                seen.pause = min(60.0, max(0.05, seen.pause * min(1.5, max(0.8, mean / cores))))
+        used, last = spent, now
         await asyncio.sleep(1)
 
 
@@ -196,13 +218,16 @@ async def get(host: str, port: int, path: str) -> bytes:
     return raw
 
 
-async def probe(host: str, port: int, seen: Seen, end: float) -> None:
+def probe(host: str, port: int, seen: Seen, end: float) -> None:
+    """In a thread of its own, so that what our clients do meanwhile is not counted."""
     while time.monotonic() < end:
         begun = time.monotonic()
-        if not (await get(host, port, "/health")).startswith(b"HTTP/1.1 200"):
-            seen.broken.append("/health was not 200")
-        seen.slowest_health = max(seen.slowest_health, time.monotonic() - begun)
-        await asyncio.sleep(0.2)
+        with socket.create_connection((host, port), _PROMISED) as raw:
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n")
+            if not raw.recv(64).startswith(b"HTTP/1.1 200"):
+                seen.broken.append("/health was not 200")
+        seen.health.append(time.monotonic() - begun)
+        time.sleep(0.2)
 
 
 async def idle(host: str, port: int) -> bool:
@@ -219,13 +244,17 @@ async def idle(host: str, port: int) -> bool:
     return False
 
 
-async def soak(url: str, pid: int, seconds: float, clients: int, seed: int = 0) -> Seen:
+async def soak(
+    url: str, pid: int, seconds: float, clients: int, seed: int = 0, cores: float | None = None
+) -> Seen:
     """Run `clients` clients against the server for `seconds`."""
     host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
-    seen, end = Seen(), time.monotonic() + seconds
+    seen, end = Seen(pause=1.0 if cores else 0.0), time.monotonic() + seconds
     people = [Client(host, port, seen, random.Random(seed + i)) for i in range(clients)]
     await asyncio.gather(
-        watch(pid, seen, end), probe(host, port, seen, end), *(p.forever(end) for p in people)
+        watch(pid, seen, end, cores),
+        asyncio.to_thread(probe, host, port, seen, end),
+        *(person.forever(end) for person in people),
     )
     if not await idle(host, port):
         seen.broken.append("something still runs, waits or holds blocks")
@@ -242,29 +271,48 @@ def growth(samples: list[float]) -> float:
     return sum(late) / len(late) - sum(early) / len(early)
 
 
+def summary(seen: Seen) -> dict[str, Any]:
+    outcomes = dict(sorted(seen.outcomes.items()))
+    return {
+        "requests": sum(outcomes.values()),
+        "outcomes": outcomes,
+        "broken": len(seen.broken),
+        "health_max_s": round(max(seen.health), 3),
+        "health_p99_s": round(percentile(seen.health, 0.99), 3),
+        "probes": len(seen.health),
+        "web_growth_mb": round(growth(seen.web_mb), 1),
+        "engine_growth_mb": round(growth(seen.engine_mb), 1),
+        "web_mb": seen.web_mb[:: max(1, len(seen.web_mb) // 30)],
+        "engine_mb": seen.engine_mb[:: max(1, len(seen.engine_mb) // 30)],
+        "descriptors": [seen.descriptors[0], max(seen.descriptors), seen.descriptors[-1]],
+        "cores_used": round(sum(seen.cores) / max(1, len(seen.cores)), 2),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--cores", type=float, help="cores to use, clients included; none: all")
+    parser.add_argument("--note", help="what else ran on the machine, for the row")
+    parser.add_argument("--save", action="store_true", help="save a row in benchmarks/results/")
     args = parser.parse_args()
-    seen = asyncio.run(soak(args.url, args.pid, args.minutes * 60, args.clients))
+    flags = ("--stall-timeout", "20", "--no-load-progress", "--kv-cache-memory-bytes", str(1 << 29))
+    server = ServeProcess(args.model, *flags, log=subprocess.DEVNULL)
+    try:
+        server.wait_ready()
+        url, pid = f"http://127.0.0.1:{server.port}", server.process.pid
+        seen = asyncio.run(soak(url, pid, args.minutes * 60, args.clients, cores=args.cores))
+    finally:
+        server.close()
     for problem in seen.broken[:20]:
         print("broken:", problem, file=sys.stderr)
-    print(
-        json.dumps(
-            {
-                "outcomes": dict(seen.outcomes),
-                "broken": len(seen.broken),
-                "slowest_health_s": round(seen.slowest_health, 3),
-                "memory_mb": seen.memory_mb[:: max(1, len(seen.memory_mb) // 60)],
-                "memory_growth_mb": round(growth(seen.memory_mb), 1),
-                "descriptors": [seen.descriptors[0], max(seen.descriptors), seen.descriptors[-1]],
-            }
-        )
-    )
-    return 1 if seen.broken else 0
+    found = {"minutes": args.minutes, "clients": args.clients, **summary(seen), "note": args.note}
+    if args.save:
+        save(row("soak", **found))
+    print(json.dumps(found))
+    return 1 if seen.broken or max(seen.health) > 1 else 0
 
 
 if __name__ == "__main__":

@@ -15,12 +15,15 @@ from pathlib import Path
 import httpx
 
 import kit
+import octavo
 from octavo.config import EngineConfig, ServerConfig
 from octavo.server.listener import bind
 from octavo.server.run import Runner
 from octavo.server.service import Service
 
 TESTS = Path(kit.__file__).parent
+# Where child processes find the tests' executor, and the Octavo that is tested here.
+PYTHONPATH = os.pathsep.join((str(TESTS), str(Path(octavo.__file__).parents[1])))
 PIECES = ("ABC", "DE", "FG", "HI", "foo", "ba", "r!baz", "xxENDyy", "data: x", "[DONE]")
 
 
@@ -43,8 +46,15 @@ def ids(folder: Path, *texts: str) -> list[int]:
 class Server:
     """A server on a free port, in a thread of this process."""
 
-    def __init__(self, folder: Path, options: dict[str, object], **engine: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, object],
+        executor: str = "fake_engine:create",
+        **engine: object,
+    ) -> None:
         self.folder = folder
+        self._executor = executor
         self._options = {"port": 0, "host": "127.0.0.1", **options}
         self._config = EngineConfig(model=str(folder), swap_space=0, **engine)
         self.code: int | None = None
@@ -56,7 +66,7 @@ class Server:
             self.loop = asyncio.get_running_loop()
             options = ServerConfig(**self._options)
             listener = bind(options.host, options.port, options.stall_timeout)
-            self.service = Service(self._config, options, "fake_engine:create")
+            self.service = Service(self._config, options, self._executor)
             self.runner = Runner(self.service, listener)
             self._started.set()
             with contextlib.closing(listener):
@@ -178,7 +188,7 @@ class Process:
         self.process = subprocess.Popen(
             [sys.executable, str(TESTS / "fake_engine.py"), str(folder), "--port", str(self.port),
              "--swap-space", "0", *flags],
-            stderr=self._log, env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stderr=self._log, env={**os.environ, "PYTHONPATH": PYTHONPATH},
         )  # fmt: skip
 
     def __enter__(self) -> "Process":

@@ -185,7 +185,8 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestTypeError(f"{name} must be an integer, not {_show(value)}", name)
     if not low <= value <= high:
-        bounds = f"at least {low}" if high == _INT64 - 1 else f"between {low} and {high}"
+        open_ended = high == _INT64 - 1 and value <= high
+        bounds = f"at least {low}" if open_ended else f"between {low} and {high}"
         if low == -_INT64:
             bounds = "a 64-bit signed integer"
         raise RequestError(f"{name} must be {bounds}, not {_show(value)}", name)

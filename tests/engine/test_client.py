@@ -8,7 +8,6 @@ import signal
 
 import pytest
 
-import kit
 from octavo.config import EngineConfig
 from octavo.engine import client as module
 from octavo.engine.client import Batch, EngineClient, Job, merge
@@ -16,7 +15,7 @@ from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullEr
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.tokenizer import load_tokenizer
-from serving import write_model
+from serving import PYTHONPATH, write_model
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 SLOW = list(b"!slow")
@@ -29,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def engine_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(kit.__file__))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 @contextlib.asynccontextmanager

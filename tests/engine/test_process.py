@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import zmq
 
-import kit
 from octavo.config import EngineConfig
 from octavo.engine.messages import (
     Abort,
@@ -28,7 +27,7 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.params import SamplingParams
-from serving import write_model
+from serving import PYTHONPATH, write_model
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 
@@ -47,7 +46,7 @@ class Engine:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "octavo.engine.process"],
             stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(kit.__file__).parent)},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
         )  # fmt: skip
         launch = Launch(config, names[0], names[1], "fake_engine:create")
         self.process.stdin.write(msgspec.json.encode(launch) + b"\n")

@@ -8,9 +8,9 @@ SOURCE = Path(octavo.__file__).parent
 TESTS = Path(__file__).parents[1]
 
 # Folders of tests that mirror something else, or nothing.
-ELSEWHERE = {"meta", "benchmarks"}
+ELSEWHERE = {"meta", "benchmarks", "clients"}
 # Tests of a whole part rather than of one of its files.
-WHOLE = {"soak"}
+WHOLE = {"soak", "rows"}
 
 
 def noun(test: Path) -> str:

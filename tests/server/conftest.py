@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import TESTS, Server, write_model
+from serving import PYTHONPATH, Server, write_model
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_path() -> Iterator[None]:
     """The engine process finds the tests' executor."""
     old = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(TESTS)
+    os.environ["PYTHONPATH"] = PYTHONPATH
     yield
     if old is None:
         del os.environ["PYTHONPATH"]

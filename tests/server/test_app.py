@@ -48,6 +48,22 @@ def test_the_document_describes_every_field_and_answer(server):
         for operation in path.values():
             assert {"200", "4XX", "5XX"} <= set(operation["responses"])
             assert "422" not in operation["responses"]
+    assert fields["additionalProperties"] is False
+    assert fields["properties"]["tools"] == {"enum": [None, []]}
+    assert "user" in fields["properties"]
+    assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+    assert "securitySchemes" not in document["components"]
+
+
+def test_the_document_names_the_key_and_the_prefix(make_server):
+    server = make_server({"root_path": "/llm", "api_key": "k"})
+    assert server.http.get("/openapi.json").status_code == 401
+    document = server.http.get("/openapi.json", headers={"Authorization": "Bearer k"}).json()
+    assert document["servers"] == [{"url": "/llm"}]
+    guarded = {
+        path for path, ops in document["paths"].items() if "security" in ops[next(iter(ops))]
+    }
+    assert set(document["paths"]) - guarded == {"/health"}
 
 
 def test_pages_of_other_origins_may_call_only_if_told_so(make_server, server):

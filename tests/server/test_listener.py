@@ -33,3 +33,11 @@ def test_srv_10_a_taken_port_is_refused_and_a_left_one_is_free():
             first.setblocking(True)
             first.accept()[0].close()  # leaves a connection in TIME_WAIT
     bind("127.0.0.1", port, 60).close()
+
+
+def test_what_is_sent_is_not_held_back_for_company(server):
+    server.http.get("/health")
+    connections = server.runner._server.server_state.connections
+    ends = [connection.transport.get_extra_info("socket") for connection in connections]
+    assert ends
+    assert all(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in ends)

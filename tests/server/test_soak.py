@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from benchmarks.soak import growth, soak
+from benchmarks.soak import growth, soak, summary
 
 from serving import Process
 
@@ -20,4 +20,6 @@ def test_srv_01_and_05_a_minute_of_bad_clients_leaves_nothing_behind(folder, eng
     assert sum(seen.outcomes[f"left by {how}"] for how in ("fin", "rst", "half")) > 20
     assert seen.descriptors[-1] <= seen.descriptors[0] + 4
     # The tokenizer's own cache of words still fills here; what leaks would be far more.
-    assert growth(seen.memory_mb) < 40
+    assert growth(seen.web_mb) < 40
+    assert growth(seen.engine_mb) < 10
+    assert summary(seen)["probes"] > 100

@@ -1,14 +1,11 @@
 """The application: routes, errors in one shape, and what stands before them.
 
-Routes are thin: each hands the request to a function of its own module. The OpenAPI document is
-made from the same structs that parse the bodies.
+Routes are thin: each hands the request to a function of its own module.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -18,11 +15,20 @@ from starlette.types import ASGIApp
 from octavo.log import get_logger
 from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
+from octavo.server.document import openapi_document
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.middleware import BodyLimit, KeyGuard
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from octavo.server.replies import ChatCompletion, Completion
+from octavo.server.replies import (
+    ChatCompletion,
+    Completion,
+    Model,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+)
 from octavo.server.service import Service
 from octavo.server.sse import log_fault
 from octavo.version import __version__
@@ -31,14 +37,14 @@ logger = get_logger(__name__)
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
-# method, path, handler, body, reply
-_ROUTES: tuple[tuple[str, str, Handler, type | None, type | None], ...] = (
+# method, path, handler, body, reply (or its media type)
+_ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = (
     ("POST", "/v1/completions", create_completion, CompletionBody, Completion),
     ("POST", "/v1/chat/completions", create_chat, ChatBody, ChatCompletion),
-    ("GET", "/v1/models", list_models, None, None),
-    ("GET", "/v1/models/{name:path}", get_model, None, None),
-    ("POST", "/tokenize", tokenize, TokenizeBody, None),
-    ("POST", "/detokenize", detokenize, DetokenizeBody, None),
+    ("GET", "/v1/models", list_models, None, ModelList),
+    ("GET", "/v1/models/{name:path}", get_model, None, Model),
+    ("POST", "/tokenize", tokenize, TokenizeBody, Tokens),
+    ("POST", "/detokenize", detokenize, DetokenizeBody, Text),
 )
 
 
@@ -50,7 +56,7 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def version(service: Service, request: Request) -> Response:
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
 async def metrics(service: Service, request: Request) -> Response:
@@ -67,30 +73,20 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    routes: list[tuple[str, str, Handler, type | None, type | None]] = [
+    routes = [
         *_ROUTES,
         ("GET", "/health", health, None, None),
-        ("GET", "/version", version, None, None),
-        ("GET", "/metrics", metrics, None, None),
+        ("GET", "/version", version, None, Version),
+        ("GET", "/metrics", metrics, None, "text/plain"),
     ]
-    structs = [kind for _, _, _, *kinds in routes for kind in kinds if kind]
-    schemas, components = msgspec.json.schema_components(
-        structs, ref_template="#/components/schemas/{name}"
+    for method, path, handler, _, _ in routes:
+        app.add_api_route(path, _endpoint(handler, service), methods=[method])
+    document = openapi_document(
+        [(method, path, body, reply) for method, path, _, body, reply in routes], service.options
     )
-    known = dict(zip(structs, schemas, strict=True))
-    for method, path, handler, body, reply in routes:
-        app.add_api_route(
-            path,
-            _endpoint(handler, service),
-            methods=[method],
-            response_class=Response,
-            name=getattr(handler, "__name__", path),
-            openapi_extra=_describe(body and known[body], reply and known[reply]),
-        )
-    app.add_api_route("/health", _endpoint(health, service), methods=["HEAD"],
-                      response_class=Response, include_in_schema=False)  # fmt: skip
+    app.add_api_route("/health", _endpoint(health, service), methods=["HEAD"])
     app.add_exception_handler(HTTPException, _framework_error)
-    _describe_components(app, components)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     return _guarded(app, service)
 
 
@@ -132,56 +128,3 @@ async def _framework_error(request: Request, error: Exception) -> Response:
 
 def _error_response(fault: HTTPError) -> Response:
     return Response(fault.json(), fault.status, fault.headers, "application/json")
-
-
-# --- the OpenAPI document
-
-
-def _describe(body: Any, reply: Any) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answer: dict[str, Any] = {"description": "the answer"}
-    if reply:
-        answer = {
-            "description": "the answer, or with `stream` its chunks as events",
-            "content": {
-                "application/json": {"schema": reply},
-                "text/event-stream": {"schema": {"type": "string"}},
-            },
-        }
-    found: dict[str, Any] = {
-        "responses": {
-            "200": answer,
-            "4XX": {"description": "the request is at fault", "content": error},
-            "5XX": {"description": "the server is at fault", "content": error},
-        }
-    }
-    if body:
-        found["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": body}},
-        }
-    return found
-
-
-def _describe_components(app: FastAPI, components: dict[str, Any]) -> None:
-    text, null = {"type": "string"}, {"type": "null"}
-    error = {
-        "message": text,
-        "type": text,
-        "param": {"anyOf": [text, null]},
-        "code": text,
-    }
-    shape = {"type": "object", "properties": error, "required": list(error)}
-    components["Error"] = {
-        "type": "object",
-        "properties": {"error": shape},
-        "required": ["error"],
-    }
-    made = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = made()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(components)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

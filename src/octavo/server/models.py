@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from octavo.errors import RequestError
 from octavo.server.protocol import DetokenizeBody, TokenizeBody, parse
+from octavo.server.replies import Model, ModelList, Text, Tokens
 from octavo.server.service import Service
 from octavo.server.sse import to_json
 
@@ -15,20 +16,13 @@ def json_response(value: Any) -> Response:
     return Response(to_json(value), media_type="application/json")
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "octavo",
-        "max_model_len": service.limits.max_model_len if service.ready else None,
-    }
+def _card(service: Service, name: str) -> Model:
+    window = service.limits.max_model_len if service.ready else None
+    return Model(name, "model", service.created, "octavo", window)
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    return json_response(
-        {"object": "list", "data": [_card(service, name) for name in service.names]}
-    )
+    return json_response(ModelList("list", [_card(service, name) for name in service.names]))
 
 
 async def get_model(service: Service, request: Request) -> Response:
@@ -50,9 +44,9 @@ async def tokenize(service: Service, request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise RequestError(f"{name} needs messages", name)
         ids = await service.encode(body.prompt or "", body.add_special_tokens is not False)
-    reply = {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids}
+    reply = Tokens(len(ids), service.limits.max_model_len, ids)
     if body.return_token_strs:
-        reply["token_strs"] = [service.tokenizer.token_text(i) for i in ids]
+        reply.token_strs = [service.tokenizer.token_text(i) for i in ids]
     return json_response(reply)
 
 
@@ -63,4 +57,4 @@ async def detokenize(service: Service, request: Request) -> Response:
     if not all(0 <= token <= last for token in body.tokens):
         raise RequestError(f"tokens must be ids from 0 to {last}", "tokens")
     text = await service.in_thread(service.tokenizer.decode, body.tokens, False)
-    return json_response({"prompt": text})
+    return json_response(Text(text))

@@ -6,10 +6,11 @@ of OpenAI's fields that ask for nothing here is accepted. Ranges are checked in 
 `SamplingParams`; this module checks names and types.
 """
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -65,7 +66,7 @@ _UNSUPPORTED_MESSAGE = _refused(
 _MESSAGE_FIELDS = ("role", "content", "name")
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request body, or an object inside one."""
 
 
@@ -155,6 +156,15 @@ _REFUSED: dict[type[_Body], Refused] = {
 }
 
 BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def without_effect(kind: type) -> dict[str, Any]:
+    """JSON schemas of the fields that a body may have although they change nothing."""
+    if kind not in _REFUSED:
+        return {}
+    idle = {name: {"description": "accepted, without effect"} for name in sorted(NO_OPS)}
+    refused = {name: {"enum": [None, *values]} for name, values in _REFUSED[kind].items()}
+    return idle | refused
 
 
 def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
@@ -302,7 +312,20 @@ def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]
     else:
         options.update(_completion_options(body))
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**options, output_kind=kind)
+    with as_asked(body):
+        return SamplingParams(**options, output_kind=kind)
+
+
+@contextlib.contextmanager
+def as_asked(body: CompletionBody | ChatBody) -> Iterator[None]:
+    """Let errors of `max_tokens` speak of `max_completion_tokens` where the body did so."""
+    try:
+        yield
+    except RequestError as error:
+        new = "max_completion_tokens"
+        if error.param != "max_tokens" or getattr(body, new, None) is None:
+            raise
+        raise type(error)(str(error).replace("max_tokens", new), new) from None
 
 
 def _completion_options(body: CompletionBody) -> dict[str, Any]:

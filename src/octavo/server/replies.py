@@ -113,3 +113,33 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage | Maybe | None = UNSET
     prompt_token_ids: Sequence[int] | Maybe = UNSET
     prompt_logprobs: Any = UNSET
+
+
+class Model(msgspec.Struct):
+    """`max_model_len` is null while the model is being loaded."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct):
+    object: str
+    data: list[Model]
+
+
+class Tokens(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | Maybe = UNSET
+
+
+class Text(msgspec.Struct):
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    version: str

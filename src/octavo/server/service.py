@@ -39,6 +39,7 @@ from octavo.server.protocol import (
     ChatBody,
     CompletionBody,
     TokenizeBody,
+    as_asked,
     parse,
     sampling_params,
 )
@@ -222,7 +223,8 @@ class Service:
         body: CompletionBody | ChatBody,
     ) -> Job:
         """An admitted request. Raises RequestError for what the model cannot serve."""
-        admit(ids, params, self.limits)
+        with as_asked(body):
+            admit(ids, params, self.limits)
         priority, salt = body.priority or 0, body.cache_salt
         if not -(2**63) <= priority < 2**63:
             raise RequestError("priority must be a 64-bit signed integer", "priority")

@@ -1,0 +1,123 @@
+"""`octavo serve` as a child process, and a client that costs little beside it.
+
+The client shares the machine's cores with the server, so it does no more than keep what comes:
+one connection per request, closed by the server when the answer is complete.
+"""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import IO, Any
+
+
+class ServeProcess:
+    """A server on a free port; its log goes to `log` (None: to our own standard error)."""
+
+    def __init__(self, model: str, *flags: str, log: IO[Any] | int | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        program = str(Path(sys.executable).parent / "octavo")
+        command = [program, "serve", model, "--port", str(self.port), *flags]
+        self._begun = time.monotonic()
+        self.process = subprocess.Popen(command, stderr=log)
+
+    def wait_ready(self) -> float:
+        """Seconds from the start to the first /health with 200. Raises RuntimeError."""
+        while self.health() != 200:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with exit code {self.process.returncode}")
+            time.sleep(0.02)
+        return time.monotonic() - self._begun
+
+    def health(self) -> int | None:
+        """The status of /health; None while nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def engine_pid(self) -> int:
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def close(self) -> None:
+        """Drain and end it. Doing it again does no harm."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(60)
+
+
+class Reply(asyncio.Protocol):
+    """One request and all that comes back. Times are monotonic seconds."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.raw = bytearray()
+        self.begun = time.monotonic()
+        self.first: float | None = None
+        self.end = 0.0
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self.first is None:
+            self.first = time.monotonic()
+        self.raw += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.end = time.monotonic()
+        if not self.complete.done():
+            self.complete.set_result(None)
+
+    @property
+    def status(self) -> int:
+        """0 where no answer came."""
+        found = re.match(rb"HTTP/1\.1 (\d+)", self.raw)
+        return int(found[1]) if found else 0
+
+    @property
+    def retry_after(self) -> bool:
+        return b"\r\nretry-after:" in bytes(self.raw.partition(b"\r\n\r\n")[0]).lower()
+
+    @property
+    def output_tokens(self) -> int:
+        """From the last usage that the answer holds; 0 without one."""
+        found = re.findall(rb'"completion_tokens":(\d+)', self.raw)
+        return int(found[-1]) if found else 0
+
+
+async def ask(port: int, body: dict[str, Any], path: str = "/v1/completions") -> Reply:
+    """Post `body` on a connection of its own and wait for the end of the answer.
+
+    A connection that cannot be had, or breaks, is an answer with status 0 or without its end.
+    """
+    text = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(text)}"
+    reply = Reply(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + text)
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: reply, "127.0.0.1", port)
+    except OSError:
+        return reply
+    await reply.complete
+    return reply
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor seconds of one process, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

