@@ -56,7 +56,7 @@ def test_wrong_types_are_refused(field):
         ("max_waiting", [None, 0, 5], [-1]),
         ("enable_prefix_caching", [True, False], [1, 0, "true", None]),
         ("generation_config", ["auto", "octavo"], ["vllm"]),
-        ("seed", [0, -1], [None, 0.5]),
+        ("seed", [0, -1, None], [0.5, "1"]),
     ],
 )
 def test_ranges(field, good, bad):

@@ -67,7 +67,9 @@ class EngineConfig:
     max_waiting: int | None = _option(
         None, "requests that may wait; default 4 x max_num_seqs + 1024", low=0
     )
-    seed: int = _option(0, "seed of whatever the engine itself draws")
+    seed: int | None = _option(
+        None, "makes requests without a seed repeatable, in their order; default: system entropy"
+    )
     generation_config: str = _option(
         "auto", "auto: the model's own sampling defaults; octavo: only the built-in ones"
     )

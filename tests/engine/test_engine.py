@@ -251,3 +251,20 @@ def test_samples_that_nobody_reads_do_not_pile_up(monkeypatch):
     assert 0 < len(fresh.step_tokens) <= 10
     assert 0 < len(fresh.itl) <= 10
     assert engine.stats.generation_tokens == 500  # counters lose nothing
+
+
+def test_a_seed_of_the_engine_repeats_requests_without_one():
+    free = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    own = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
+
+    def answers(seed):
+        engine = make_engine(seed=seed)
+        for name, params in (("a", free), ("b", free), ("c", own)):
+            engine.add_request(name, prompt_of(20), params)
+        return run(engine)[0]
+
+    first, again, other, none = answers(7), answers(7), answers(8), answers(None)
+    assert first == again
+    assert first["a", 0] != first["b", 0] != other["b", 0]
+    assert first["c", 0] == other["c", 0] == none["c", 0]
+    assert none["a", 0] != answers(None)["a", 0]

@@ -22,7 +22,7 @@ from octavo.params import SamplingParams
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
-# `--seed` is the request's here; the engine's own seed draws nothing that these commands show.
+# `--seed` is the request's here, so the engine's own, for requests without one, is not needed.
 SKIP = ("seed",)
 # An answer of 16 tokens, the API's default, is of no use in a terminal.
 DEFAULTS: dict[str, object] = {"max_tokens": 256}

@@ -4,6 +4,8 @@ It joins the scheduler, which decides, and the executor, which computes, and kno
 nor sockets. Not thread-safe: one thread owns an engine.
 """
 
+import hashlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +61,7 @@ class Engine:
         )
         self.recorder = StatsRecorder()
         self._dead: str | None = None
+        self._arrivals = itertools.count()
 
     def add_request(
         self,
@@ -90,7 +93,7 @@ class Engine:
             request_id,
             prompt_token_ids,
             params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=self._seed() if params.seed is None else params.seed,
             max_tokens=max_tokens,
             stop_ids=stop_ids(params, eos),
             eos_ids=() if params.ignore_eos else eos,
@@ -158,6 +161,13 @@ class Engine:
             self._dead = f"{type(error).__name__}: {error}"
             logger.exception("step %d failed; the engine stops", plan.step)
             raise EngineDeadError(self._dead) from error
+
+    def _seed(self) -> int:
+        """For a request without one: of the system's entropy, or the n-th of the config's seed."""
+        if self.config.seed is None:
+            return secrets.randbits(64)
+        name = f"{self.config.seed} {next(self._arrivals)}".encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def _check_alive(self) -> None:
         if self._dead is not None:
