@@ -28,13 +28,13 @@ def main() -> int:
     try:
         for workload in args.workloads:
             runs = _alternate(engines, workload, args.reps)
-            rows += [_row(engine, workload, runs[engine.name]) for engine in engines]
+            new = [_row(engine, workload, runs[engine.name]) for engine in engines]
+            rows += new
+            for values in new if args.save else ():
+                save(values)
     finally:
         for engine in engines:
             engine.close()
-    if args.save:
-        for values in rows:
-            save(values)
     print(_table(rows))
     print(json.dumps(_summary(rows)))
     return 0 if rows else 1
@@ -99,10 +99,12 @@ def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> di
     walls = [run["wall_s"] for run in runs]
     latencies = [second for run in runs for second in run["latency_s"]]
     middle = statistics.median(walls)
-    timed = {
-        "latency_mean_s": round(statistics.fmean(latencies), 3),
-        "latency_p99_s": round(percentile(latencies, 0.99), 3),
-    }
+    timed = {}
+    if latencies:
+        timed = {
+            "latency_mean_s": round(statistics.fmean(latencies), 3),
+            "latency_p99_s": round(percentile(latencies, 0.99), 3),
+        }
     return row(
         "throughput",
         engine=engine.name,
@@ -110,7 +112,7 @@ def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> di
         wall_s=round(middle, 3),
         walls_s=[round(wall, 3) for wall in walls],
         output_tokens_per_s=round(runs[0]["output_tokens"] / middle, 1),
-        **(timed if latencies else {}),
+        **timed,
         in_flight=runs[-1]["in_flight"],
         kv=runs[-1]["kv"],
         cores=[run["cores"] for run in runs],

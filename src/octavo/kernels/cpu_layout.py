@@ -63,3 +63,14 @@ ACTIVATION_FORMAT = "<7q"
     R_SLOTS, R_BLOCK_SIZE, R_HEAD_DIM, R_HEADS, R_KV_HEADS, R_Q_NORM, R_K_NORM, R_EPS,
 ) = range(32, 32 + 18 * 8, 8)  # fmt: skip
 ROPE_FORMAT = "<21qd"
+
+# -- dense products (see `cpu_linear`) ---------------------------------------------------------
+
+# The counter, a slot not used, x and its bytes from row to row, W, out and its bytes from row to
+# row, bias (float32, or 0), rows, steps of 32 along k, blocks of 32 columns, columns of out; an
+# item is TALL rows x WIDE blocks.
+(
+    L_X, L_X_STRIDE, L_W, L_OUT, L_OUT_STRIDE, L_BIAS, L_ROWS, L_TURNS, L_BLOCKS, L_COLUMNS,
+    L_TALL, L_WIDE,
+) = range(16, 16 + 12 * 8, 8)  # fmt: skip
+LINEAR_FORMAT = "<14q"

@@ -243,7 +243,7 @@ def tiles_shape(config, rows):
     tiles_on(config)
 
 
-def _sum_tiles(b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, piece: Any) -> None:
+def sum_tiles(b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, piece: Any) -> None:
     """sums[i][j] over `turns`: rows at a + 64 * turn, pieces where piece(turn, j) says."""
     for register in range(tall * wide):
         _tile(b, "tilezero", _number(register))
@@ -264,7 +264,7 @@ def _sum_tiles(b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, 
     loop(b, turns, [], turn)
 
 
-def _store_tiles(b: Any, tall: int, wide: int, base: Any, stride: Any) -> None:
+def store_tiles(b: Any, tall: int, wide: int, base: Any, stride: Any) -> None:
     for t in range(tall):
         row = b.add(base, b.mul(stride, ir.Constant(I64, 16 * t)))
         for j in range(wide):
@@ -280,8 +280,8 @@ def _tile_scores(tall: int, wide: int) -> Any:
             step = b.mul(i, b.mul(k_stride, ir.Constant(I64, 16)))
             return lambda j: (b.add(groups[j], step), k_stride)
 
-        _sum_tiles(b, tall, wide, turns, q, q_stride, piece)
-        _store_tiles(b, tall, wide, s, s_stride)
+        sum_tiles(b, tall, wide, turns, q, q_stride, piece)
+        store_tiles(b, tall, wide, s, s_stride)
 
     return op(types.void, *[_ADDRESS] * 7)(scores)
 
@@ -292,8 +292,8 @@ def _tile_weighted(tall: int, wide: int) -> Any:
             start = load(b, b.add(values, b.mul(i, ir.Constant(I64, 8))), I64)
             return lambda j: (offset(b, b.add(start, at), 64 * j), v_stride)
 
-        _sum_tiles(b, tall, wide, pieces, p, p_stride, piece)
-        _store_tiles(b, tall, wide, o, o_stride)
+        sum_tiles(b, tall, wide, pieces, p, p_stride, piece)
+        store_tiles(b, tall, wide, o, o_stride)
 
     return op(types.void, *[_ADDRESS] * 8)(weighted)
 
