@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from octavo.kernels import cpu_ops
 from octavo.layers import linear
 from octavo.layers.linear import Product, Products, StableRows
 
@@ -26,6 +27,13 @@ def weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(rows, columns, generator=generator) / columns**0.5).to(dtype)
 
 
+@pytest.fixture(params=[True, False], ids=["tiles", "onednn"])
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(cpu_ops, "has_tiles", lambda: False)
+
+
+@pytest.mark.usefixtures("_kind")
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(7, 30), (96, 64), (33, 100)])
@@ -41,7 +49,8 @@ def test_products_are_right(rows: int, columns: int, has_bias: bool, dtype: torc
         assert product(x).shape == (count, rows)
 
 
-# 1536 -> 576: on AMX some counts differ; 2048 -> 64 and 4864 -> 64: most do.
+# 1536 -> 576: oneDNN on AMX some counts differ; 2048 -> 64 and 4864 -> 64: most do.
+@pytest.mark.usefixtures("_kind")
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("rows", "columns"), [(96, 576), (576, 1536), (64, 2048), (64, 4864)])
 def test_a_row_has_the_same_bits_in_any_company(

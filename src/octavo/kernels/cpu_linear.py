@@ -22,9 +22,9 @@ from numba import types
 from octavo.kernels import cpu_layout as at
 from octavo.kernels.cpu_tiles import store_tiles, sum_tiles, tiles_off, tiles_on
 from octavo.kernels.cpu_vector import (
+    I8,
     I16,
     I64,
-    I8,
     VF,
     call,
     copy,

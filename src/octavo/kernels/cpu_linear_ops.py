@@ -1,4 +1,4 @@
-"""Weights in the order of `cpu_linear`, and products with them: its callers, free of Numba."""
+"""Weights in the layout of `cpu_linear`, and the products with them. Free of Numba."""
 
 import struct
 from functools import cache
@@ -19,51 +19,57 @@ _SHARED_FROM = 64
 
 
 class TiledWeight:
-    """A weight [N, K] in bfloat16 for `cpu_linear`; `gated`: gate over up, both [N / 2, K].
+    """The product with a weight [N, K] and a bias [N]: x [rows, K] -> x W^T + b [rows, N].
 
-    K must be a multiple of 32, and N / 2 of a gated one a multiple of 16. bias: [N], or None.
+    All in bfloat16; K must be a multiple of 32 (see `fits`).
     """
 
-    __slots__ = ("_bias", "_gated", "_tiles", "_turns", "columns")
+    __slots__ = ("_bias", "_columns", "_gated", "_tiles", "_turns")
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
-    ) -> None:
-        assert fits(weight, gated and bias is None)
-        columns, depth = weight.shape
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        assert fits(weight), "a weight that cannot be laid out in tiles"
         self._bias = None if bias is None else bias.float()
-        self._gated = gated
-        self._turns = depth // _DEPTH
-        self.columns = columns
-        if gated:
-            pairs = weight.view(2, columns // 32, 16, depth).transpose(0, 1)
-            weight = pairs.reshape(columns, depth)
-        padded = F.pad(weight, (0, 0, 0, -columns % _BLOCK))
+        self._gated = False
+        self._columns, self._turns = weight.shape[0], weight.shape[1] // _DEPTH
+        padded = F.pad(weight, (0, 0, 0, -self._columns % _BLOCK))
         tiles = padded.view(-1, 2, 16, self._turns, 16, 2).permute(0, 3, 1, 4, 2, 5)
         self._tiles = tiles.contiguous()
 
+    def gated(self) -> "TiledWeight | None":
+        """The product that gives silu(gate) * up [rows, N / 2] of a weight of gate over up.
+
+        It takes the place of this one. None if the halves do not fall on tiles or have a bias.
+        """
+        if self._bias is not None or self._columns % _BLOCK:
+            return None
+        fused = TiledWeight.__new__(TiledWeight)
+        fused._bias, fused._gated = None, True
+        fused._columns, fused._turns = self._columns, self._turns
+        by_tile = self._tiles.transpose(1, 2).reshape(2, -1, *self._tiles.shape[1:2], 16, 16, 2)
+        fused._tiles = by_tile.permute(1, 2, 0, 3, 4, 5).contiguous()
+        return fused
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, K] bfloat16 -> x W^T + b [rows, N]; gated: silu(gate) * up [rows, N / 2]."""
+        """See the class; x may have gaps between its rows."""
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, blocks = x.shape[0], self._tiles.shape[0]
-        width = self.columns // 2 if self._gated else self.columns
+        width = self._columns // 2 if self._gated else self._columns
         out = torch.empty((rows, width), dtype=torch.bfloat16)
         threads = 1 if blocks * self._turns < _SHARED_FROM else cpu_jit.threads()
         wide = max(2, blocks // (_SHARES * threads) // 2 * 2)
         arguments = _pack(
             0, 0, x.data_ptr(), x.stride(0) * 2, self._tiles.data_ptr(), out.data_ptr(),
             2 * width, 0 if self._bias is None else self._bias.data_ptr(), rows, self._turns,
-            blocks, self.columns, _TALL, wide,
+            blocks, self._columns, _TALL, wide,
         )  # fmt: skip
         _kernel("gated" if self._gated else "plain").run(arguments, threads)
         return out
 
 
-def fits(weight: torch.Tensor, gated: bool = False) -> bool:
-    """Whether a weight [N, K] can be laid out: bfloat16, K a multiple of 32 (gated: N too)."""
-    rows, depth = weight.shape
-    return weight.dtype == torch.bfloat16 and depth % _DEPTH == 0 and not (gated and rows % 32)
+def fits(weight: torch.Tensor) -> bool:
+    """Whether a weight [N, K] can be laid out: bfloat16, and K a multiple of 32."""
+    return weight.dtype == torch.bfloat16 and weight.shape[1] % _DEPTH == 0
 
 
 @cache

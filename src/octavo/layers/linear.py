@@ -1,19 +1,32 @@
 """Dense products y = x W^T + b, and the care that a row's bits do not depend on the row count.
 
-On a CPU the weight is reordered once for oneDNN and the plain copy is dropped. A library picks
-its blocking, and with it the order of a sum, by the number of rows. `StableRows` finds out, the
-first time a row count is seen, whether it gives each row the bits that other counts give, and
-pads or splits the rows where it does not.
+On a CPU the weight is laid out once and the plain copy is dropped: in tiles for a kernel of our
+own where there is AMX (`kernels.cpu_linear`: a row's bits are its own), else reordered for
+oneDNN. A library picks its blocking, and with it the order of a sum, by the number of rows.
+`StableRows` finds out, the first time a row count is seen, whether it gives each row the bits
+that other counts give, and pads or splits the rows where it does not.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 
+from octavo.kernels import cpu_linear_ops, cpu_ops
+
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class GatedProduct(Protocol):
+    """What a product may offer beside its call: the activation of a gated MLP in the same pass."""
+
+    def gated(self) -> Product | None:
+        """x -> silu(gate) * up of a weight of gate over up; None if it has no such form."""
+        ...
+
 
 # Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns, any other
 # hint blocks of 32. With AMX the rows of the first agree over nearly all row counts, those of
@@ -130,6 +143,7 @@ class Products:
         self._most_rows = most_rows
         self._strict = strict or dtype == torch.float32
         self._shapes: dict[tuple[int, int, bool], StableRows] = {}
+        self._tiled = device == "cpu" and dtype == torch.bfloat16 and cpu_ops.has_tiles()
         self._packed = device == "cpu" and dtype in _LAYOUT_ROWS and _has_onednn(dtype)
         self._hint = _LAYOUT_ROWS.get(dtype, 1)
 
@@ -137,6 +151,8 @@ class Products:
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, most_rows: int | None = None
     ) -> Product:
         """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed."""
+        if self._tiled and cpu_linear_ops.fits(weight):
+            return cpu_linear_ops.TiledWeight(weight, bias)
         if self._packed:
             op = torch.ops.mkldnn._reorder_linear_weight
             product = _onednn(op(weight, self._hint), bias)
@@ -161,6 +177,8 @@ class Products:
 
     def explain(self) -> str:
         """What serves the products, for `octavo doctor`."""
+        if self._tiled and not self._shapes:
+            return "AMX tiles; rows do not depend on their number"
         how = "oneDNN on reordered weights" if self._packed else "torch linear"
         if self.unstable:
             return f"{how}; rows depend on their number in {', '.join(self.unstable)}"
