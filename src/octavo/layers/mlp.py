@@ -13,7 +13,7 @@ class GatedMLP:
 
     def __init__(self, ops: Ops, gate_up: Product, down: Product) -> None:
         fused = gate_up.gated() if isinstance(gate_up, GatedProduct) else None
-        self._gate = fused or (lambda x: ops.silu_and_mul(gate_up(x)))
+        self._gate: Product = fused or (lambda x: ops.silu_and_mul(gate_up(x)))
         self._down = down
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
