@@ -59,7 +59,7 @@ class EngineConfig:
         "auto", "what becomes of a preempted request's KV; auto takes what is expected quicker"
     )
     enable_prefix_caching: bool = _option(True, "reuse the KV of equal prompt prefixes")
-    enforce_eager: bool = _option(False, "no captured step graphs")
+    enforce_eager: bool = _option(False, "no captured steps: every op is called by itself")
     deterministic: bool = _option(
         False, "the same bits for a request in any company, where the fastest product differs"
     )

@@ -45,6 +45,7 @@ RUN_BY = {
     "cpu_fused": "cpu_ops",
     "cpu_layout": "cpu_attention",
     "cpu_linear_ops": "cpu_linear",
+    "cpu_program": "cpu_graph",
     "cpu_tiles": "cpu_attention",
     "cpu_vector": "cpu_ops",
     "reference": "cpu_ops",

@@ -5,7 +5,7 @@ by name in `attention.registry`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -55,6 +55,18 @@ class Capabilities:
     window: bool = True
     soft_cap: bool = True
     graph_safe: bool = False
+
+
+@runtime_checkable
+class GraphSafe(Protocol):
+    """What a backend offers whose calls can be recorded once and replayed for other steps."""
+
+    def step_arguments(
+        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
+    ) -> tuple[bytes, object]:
+        """The part of its kernel's arguments that is a step's own, the same for all layers of
+        `spec`; and what must live until the step has run. dtype: the cache's."""
+        ...
 
 
 class AttentionBackend(Protocol):

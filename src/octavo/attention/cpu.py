@@ -42,6 +42,7 @@ class CpuAttention:
         devices=("cpu",),
         head_dims=tuple(range(8, 257, 8)),
         block_sizes=(8, 16, 32, 64, 128),
+        graph_safe=True,
     )
 
     def __init__(self) -> None:
@@ -104,19 +105,30 @@ class CpuAttention:
         """See AttentionBackend.attend. A query of another dtype than the cache is converted."""
         if query.dtype != cache.dtype:
             return self.attend(query.to(cache.dtype), cache, meta, spec).to(query.dtype)
-        if meta is not self._meta:
-            self._work.clear()
-            self._meta = meta
-        work = self._work.get(spec)
-        if work is None:
-            work = self._work[spec] = self._plan(meta, spec, cache.dtype)
+        work = self._planned(meta, spec, cache.dtype)
         query = _in_rows(query)
         tokens, heads, head_dim = query.shape
-        out = torch.empty((tokens, heads * head_dim), dtype=query.dtype)
+        out = cpu_jit.empty((tokens, heads * head_dim), query.dtype)
         stride = query.stride(0) * query.itemsize
         call = _pack_call(0, 0, query.data_ptr(), stride, cache.data_ptr(), out.data_ptr())
         work.kernel.run(call + work.packed, work.threads)
         return out
+
+    def step_arguments(
+        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
+    ) -> tuple[bytes, object]:
+        """See GraphSafe.step_arguments."""
+        work = self._planned(meta, spec, dtype)
+        return work.packed, work
+
+    def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+        """The work of this step's layers of one kind, planned for the first of them."""
+        if meta is not self._meta:
+            self._work.clear()
+            self._meta = meta
+        if spec not in self._work:
+            self._work[spec] = self._plan(meta, spec, dtype)
+        return self._work[spec]
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         parts = _parts(meta, spec, cpu_jit.threads())
@@ -125,8 +137,9 @@ class CpuAttention:
         rows = int(parts.queries.max(initial=1)) * groups
         size = cpu_layout.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
         threads = min(parts.threads, len(items)) or 1
-        if self._scratch.numel() < size * threads:
-            self._scratch = torch.empty(size * threads, dtype=torch.uint8)
+        team = cpu_jit.threads()  # in a captured step all of it comes
+        if self._scratch.numel() < size * team:
+            self._scratch = torch.empty(size * team, dtype=torch.uint8)
         shared, tables = np.empty(partial, np.float32), meta.block_tables
         packed = _pack_step(
             items.ctypes.data, len(items), tables.data_ptr(), self._scratch.data_ptr(), size,

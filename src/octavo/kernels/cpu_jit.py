@@ -7,13 +7,16 @@ torch (one pool for products and kernels), and its threads share the work throug
 the first argument slot. A call costs about 1 us on one thread and a few us on several.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +28,39 @@ from octavo import log
 
 _logger = log.get_logger(__name__)
 _Address = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+class Recording:
+    """The calls of kernels made during `record`, in order, and the tensors they wrote.
+
+    Kernels run as ever meanwhile; the tensors are kept, so that no two have one address.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Kernel, bytes]] = []
+        self.buffers: list[torch.Tensor] = []
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recording]:
+    """Note the calls that this thread makes inside the `with`."""
+    recording = Recording()
+    token = _recording.set(recording)
+    try:
+        yield recording
+    finally:
+        _recording.reset(token)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a kernel to write: torch.empty, noted while recording."""
+    out = torch.empty(shape, dtype=dtype)
+    if (recording := _recording.get()) is not None:
+        recording.buffers.append(out)
+    return out
 
 
 class Kernel:
@@ -46,10 +82,18 @@ class Kernel:
         """
         if not self._address:
             self.load()
+        if (recording := _recording.get()) is not None:
+            recording.calls.append((self, bytes(bytearray(arguments))))
         if threads == 1:
             self._direct(arguments)
         else:
             team().run(self._address, arguments, threads)
+
+    @property
+    def address(self) -> int:
+        """Of the C function."""
+        self.load()
+        return self._address
 
     def load(self) -> None:
         """Make the kernel ready. Takes seconds if it is not in the cache, else milliseconds."""
@@ -77,13 +121,21 @@ class Team:
     """The OpenMP threads that torch uses, or threads of our own where they cannot be reached."""
 
     def __init__(self) -> None:
-        self._fork = _find_gomp()
+        self._gomp = _find_gomp()
+        self._fork = _fork_of(self._gomp)
         self._pool: ThreadPoolExecutor | None = None
         if self._fork is None:
             _logger.warning(
                 "libgomp was not found among the loaded libraries: kernels run on Python threads, "
                 "which costs about 50 us more a call"
             )
+
+    def is_exact(self, threads: int) -> bool:
+        """Whether `threads` threads will run at once: those that wait for each other must."""
+        if self._gomp is None:
+            return threads == 1
+        most = self._gomp.omp_get_thread_limit()
+        return not self._gomp.omp_get_dynamic() and bool(threads <= most)
 
     def run(self, address: int, arguments: bytes, threads: int) -> None:
         """Run the function at `address` once on each of `threads` threads, and wait."""
@@ -108,21 +160,25 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
-def _find_gomp() -> Any:
-    """GOMP_parallel of the libgomp that torch has loaded, or None.
+def _find_gomp() -> ctypes.CDLL | None:
+    """The libgomp that torch has loaded, or None.
 
     Asking the loader for a library that is already mapped gives that very library, so torch's
     team is shared: a second pool would fight the first one for the cores.
     """
     for path in _mapped_libraries("libgomp"):
-        try:
-            function = ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    return None
+
+
+def _fork_of(gomp: ctypes.CDLL | None) -> Any:
+    """GOMP_parallel, or None."""
+    function = getattr(gomp, "GOMP_parallel", None)
+    if function is not None:
         function.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
         function.restype = None
-        return function
-    return None
+    return function
 
 
 def _mapped_libraries(name: str) -> list[str]:

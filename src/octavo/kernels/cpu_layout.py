@@ -74,3 +74,10 @@ ROPE_FORMAT = "<21qd"
     L_TALL, L_WIDE,
 ) = range(16, 16 + 12 * 8, 8)  # fmt: skip
 LINEAR_FORMAT = "<14q"
+
+# -- programs (see `cpu_program`) --------------------------------------------------------------
+
+# Arrivals so far, a slot not used, threads of the team, kernels in the list, the list (address
+# of the kernel, address of its arguments), and the address of sched_yield.
+P_TEAM, P_COUNT, P_KERNELS, P_YIELD = range(16, 16 + 4 * 8, 8)
+PROGRAM_FORMAT = "<6q"

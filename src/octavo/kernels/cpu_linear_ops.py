@@ -55,7 +55,7 @@ class TiledWeight:
             x = x.contiguous()
         rows, blocks = x.shape[0], self._tiles.shape[0]
         width = self._columns // 2 if self._gated else self._columns
-        out = torch.empty((rows, width), dtype=torch.bfloat16)
+        out = cpu_jit.empty((rows, width), torch.bfloat16)
         threads = 1 if blocks * self._turns < _SHARED_FROM else cpu_jit.threads()
         wide = max(2, blocks // (_SHARES * threads) // 2 * 2)
         arguments = _pack(

@@ -57,7 +57,7 @@ class CpuOps:
         if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
             return reference.rms_norm(x, weight, eps, residual)
         rows, size = x.shape
-        out = torch.empty_like(x)
+        out = cpu_jit.empty((rows, size), x.dtype)
         threads, chunk = _share(rows, size)
         at = 0 if residual is None else residual.data_ptr()
         arguments = _pack_norm(
@@ -77,7 +77,7 @@ class CpuOps:
     def _activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, size), dtype=self.dtype)
+        out = cpu_jit.empty((rows, size), self.dtype)
         threads, chunk = _share(rows, 2 * size)
         arguments = _pack_activation(0, 0, rows, chunk, gate_up.data_ptr(), out.data_ptr(), size)
         kernel("activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)

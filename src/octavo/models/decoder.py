@@ -109,7 +109,7 @@ class Decoder:
         self.backend = backend
         self._ops, self._products, self._take = ops, products, take
         embed = take(EMBED)
-        self._embed = Embedding(embed).forward
+        self.embed = Embedding(embed).forward
         self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
         self.attention_specs = attention_specs(spec)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
@@ -122,7 +122,13 @@ class Decoder:
         self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """int64 [T] -> hidden states [T, H] after the final norm; caches: one per layer."""
-        x, residual = self._embed(token_ids), None
+        return self.layers(self.embed(token_ids), meta, caches)
+
+    def layers(
+        self, x: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """From embedded tokens [T, H], which are overwritten, to what `forward` gives."""
+        residual = None
         for layer, cache in zip(self._layers, caches, strict=True):
             x, residual = layer(x, residual, meta, cache)
         return self._norm(x, residual)[0]

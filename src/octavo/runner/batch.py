@@ -27,7 +27,7 @@ class BatchBuilder:
     """Builds StepInputs. Buffers grow to the largest step seen and are then reused."""
 
     def __init__(self, block_size: int, max_blocks: int, device: str) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._max_blocks = max_blocks
         self._device = device
         self._tables = np.zeros((0, max_blocks), np.int32)
@@ -42,7 +42,7 @@ class BatchBuilder:
         row_of = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(tokens)) + (starts - ends + counts)[row_of]
         tables = self._fill_tables(rows)
-        size = self._block_size
+        size = self.block_size
         slots = tables[row_of, positions // size].astype(np.int64) * size + positions % size
         seq_lens = starts + counts
         most_blocks = int(-(-seq_lens.max() // size))

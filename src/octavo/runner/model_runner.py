@@ -23,6 +23,7 @@ from octavo.models.loader import kv_dtype, load_model
 from octavo.params import SamplingParams
 from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
+from octavo.runner.graphs import StepGraph, capture
 from octavo.runner.kv_cache import KVCache, block_bytes
 from octavo.runner.sampler import Sampled, prompt_logprobs, sample
 
@@ -42,6 +43,7 @@ class ModelRunner:
         self.config = config
         self.device = "cpu"
         self.dtype = resolve_dtype(config.dtype)
+        self.graph: StepGraph | None = None
         self.model: Decoder = load_model(config, self.device, self.dtype)
         huge_pages.collapse_all()
         loaded = time.perf_counter()
@@ -53,6 +55,7 @@ class ModelRunner:
         self.limits = self._limits(budget, terms)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
+        self.graph = self._capture()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",
@@ -70,7 +73,10 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(plan.step, ())
         inputs = self.builder.build(plan)
-        hidden = self.model.forward(inputs.token_ids, inputs.meta, self.cache.layers)
+        if self.graph and inputs.meta.num_tokens <= self.graph.most:
+            hidden = self.graph.forward(inputs.token_ids, inputs.meta)
+        else:
+            hidden = self.model.forward(inputs.token_ids, inputs.meta, self.cache.layers)
         drawing = [row for row in plan.rows if row.samples]
         drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
         prompts = self._prompt_logprobs(plan, hidden)
@@ -85,7 +91,15 @@ class ModelRunner:
         )
 
     def explain(self) -> dict[str, str]:
-        return {**self.model.explain(), "attention": self.backend.name}
+        steps = f"captured up to {self.graph.most} tokens" if self.graph else "not captured"
+        return {**self.model.explain(), "attention": self.backend.name, "steps": steps}
+
+    def _capture(self) -> StepGraph | None:
+        config, limits = self.config, self.limits
+        if config.enforce_eager:
+            return None
+        most = min(config.max_num_batched_tokens, limits.max_model_len, limits.kv_tokens)
+        return capture(self.model, self.cache, self.builder, most)
 
     def close(self) -> None:
         del self.cache

@@ -1,0 +1,158 @@
+"""A recorded list of kernel calls, replayed as one for any number of rows. Free of Numba.
+
+A recording keeps every tensor that was written, so each address in the arguments of its calls
+says which tensor is meant. Tensors whose uses do not overlap then share one arena, which stays
+in the processor's caches, and replaying is: write the numbers of this step into the arguments
+of all calls, and run the list (`cpu_program`).
+"""
+
+import ctypes
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.kernels import cpu_jit, cpu_layout
+from octavo.kernels.cpu_jit import Kernel, Recording
+
+_pack = struct.Struct(cpu_layout.PROGRAM_FORMAT).pack
+_ALIGN = 64
+# Byte offsets of the number of rows and of the rows taken at a time, by kernel.
+_ROWS = {
+    "rms_norm": (cpu_layout.ROWS, cpu_layout.CHUNK),
+    "rope_write": (cpu_layout.ROWS, cpu_layout.CHUNK),
+    "activation": (cpu_layout.ROWS, cpu_layout.CHUNK),
+    "linear": (cpu_layout.L_ROWS, 0),
+}
+_STEP_AT = struct.calcsize(cpu_layout.CALL_FORMAT) // 8  # first word of attention's step
+_FEW = 8  # rows that one thread takes before another has started
+
+Words = NDArray[np.int64]
+
+
+class Graph:
+    """The calls of `recording`, in which `rows` rows went from `given` to `result` [rows, H].
+
+    positions, slots: the addresses of the step's own that were used. Raises ValueError if the
+    calls are not all of kernels whose arguments are known.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        given: torch.Tensor,
+        result: torch.Tensor,
+        positions: int,
+        slots: int,
+    ) -> None:
+        self._kernel = Kernel("octavo.kernels.cpu_program:program")
+        self._threads = cpu_jit.threads()
+        self.rows = given.shape[0]
+        buffers = [given, *recording.buffers]
+        calls = [np.frombuffer(arguments, np.int64) for _, arguments in recording.calls]
+        self._template = np.concatenate(calls)
+        begins = np.cumsum([0, *map(len, calls)])
+        self._find_numbers([kernel for kernel, _ in recording.calls], begins)
+        self._positions = np.flatnonzero(self._template == positions)
+        self._slots = np.flatnonzero(self._template == slots)
+        self._place(buffers, begins, result)
+        self._work = np.empty_like(self._template)
+        addresses = self._work.ctypes.data + 8 * begins[:-1]
+        entries = [kernel.address for kernel, _ in recording.calls]
+        self._kernels = np.stack([np.array(entries, np.int64), addresses], axis=1)
+        libc = ctypes.CDLL(None)
+        self._yield = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value or 0
+
+    def replay(
+        self, rows: int, positions: int, slots: int, steps: Mapping[bytes, bytes]
+    ) -> torch.Tensor:
+        """Run on the first `rows` rows of `given`; their results, valid until the next replay.
+
+        steps: what attention's step arguments were in the recording -> what they are now.
+        """
+        words = self._work
+        words[:] = self._template
+        words[self._rows] = rows
+        shared = self._threads > 1 and rows > _FEW
+        words[self._chunks] = max(1, rows // (4 * self._threads)) if shared else rows
+        words[self._positions], words[self._slots] = positions, slots
+        for recorded, now in steps.items():
+            words[self._steps[recorded]] = np.frombuffer(now, np.int64)
+        arguments = _pack(
+            0, 0, self._threads, len(self._kernels), self._kernels.ctypes.data, self._yield
+        )
+        self._kernel.run(arguments, self._threads)
+        return self.result[:rows]
+
+    def _find_numbers(self, kernels: list[Kernel], begins: Words) -> None:
+        """Where the arguments hold what changes from step to step."""
+        rows: list[int] = []
+        chunks: list[int] = []
+        steps: dict[bytes, list[Words]] = {}
+        for kernel, begin, end in zip(kernels, begins, begins[1:], strict=False):
+            name = kernel.where.partition(":")[2]
+            if name == "attention":
+                key = self._template[begin + _STEP_AT : end].tobytes()
+                steps.setdefault(key, []).append(np.arange(begin + _STEP_AT, end))
+                continue
+            if name not in _ROWS:
+                raise ValueError(f"a call of {name!r} cannot be replayed")
+            at, chunk = _ROWS[name]
+            rows.append(begin + at // 8)
+            if chunk:
+                chunks.append(begin + chunk // 8)
+        self._rows, self._chunks = np.array(rows), np.array(chunks)
+        self._steps = {key: np.stack(places) for key, places in steps.items()}
+        if not (self._template[self._rows] == self.rows).all():
+            raise ValueError("the recorded calls have different numbers of rows")
+
+    def _place(self, buffers: list[torch.Tensor], begins: Words, result: torch.Tensor) -> None:
+        """Give the buffers places in one arena, and the arguments the new addresses."""
+        order = sorted(buffers, key=lambda buffer: buffer.data_ptr())
+        starts = np.array([buffer.data_ptr() for buffer in order])
+        sizes = np.array([buffer.numel() * buffer.element_size() for buffer in order])
+        which = np.searchsorted(starts, self._template, side="right") - 1
+        inside = (which >= 0) & (self._template < (starts + sizes)[which])
+        places = np.flatnonzero(inside)
+        owner, call = which[places], np.searchsorted(begins, places, side="right") - 1
+        first = np.full(len(order), len(begins))
+        last = np.full(len(order), -1)
+        np.minimum.at(first, owner, call)
+        np.maximum.at(last, owner, call)
+        index = {buffer.data_ptr(): i for i, buffer in enumerate(order)}
+        came, left = index[buffers[0].data_ptr()], index[result.data_ptr()]
+        first[came], last[left] = -1, len(begins)
+        offsets, total = _share(first, last, sizes)
+        self._arena = torch.zeros(total + _ALIGN, dtype=torch.uint8)
+        base = -(-self._arena.data_ptr() // _ALIGN) * _ALIGN
+        self._template[places] += base + offsets[owner] - starts[owner]
+        self.given = self._view(base + int(offsets[came]), buffers[0])
+        self.result = self._view(base + int(offsets[left]), result)
+
+    def _view(self, address: int, like: torch.Tensor) -> torch.Tensor:
+        begin = address - self._arena.data_ptr()
+        part = self._arena[begin : begin + like.numel() * like.element_size()]
+        return part.view(like.dtype).view(like.shape)
+
+
+def _share(first: Words, last: Words, sizes: Words) -> tuple[Words, int]:
+    """Offsets of buffers used from call `first` to call `last`, and the bytes of all of them."""
+    offsets = np.zeros(len(sizes), np.int64)
+    held: list[tuple[int, int, int]] = []  # last use, offset, bytes
+    free: list[tuple[int, int]] = []  # bytes, offset
+    total = 0
+    for i in np.argsort(first, kind="stable").tolist():
+        free += [(size, offset) for end, offset, size in held if end < first[i]]
+        held = [entry for entry in held if entry[0] >= first[i]]
+        size = -(-int(sizes[i]) // _ALIGN) * _ALIGN
+        fitting = min((entry for entry in free if entry[0] >= size), default=None)
+        if fitting is None:
+            fitting = (size, total)
+            total += size
+        else:
+            free.remove(fitting)
+        offsets[i] = fitting[1]
+        held.append((int(last[i]), fitting[1], fitting[0]))
+    return offsets, total

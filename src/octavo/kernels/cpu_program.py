@@ -1,0 +1,62 @@
+"""A list of kernels as one: each runs on the whole team, the next when all have finished.
+
+A step of one token calls a kernel some nine times a layer, and each call costs about as much in
+the interpreter as the work it starts. One call of this kernel walks the list instead.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from octavo.kernels import cpu_layout as at
+from octavo.kernels.cpu_vector import FEATURES, I32, I64, call, geti, jit, op, pointer, take
+
+_SPINS = 2000  # of some 50 ns each before the processor is offered to others
+
+
+@op(types.void, types.int64, types.int64)
+def _invoke(b, function, arguments):
+    """Call the kernel at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64])
+    b.call(b.inttoptr(function, kind.as_pointer()), [arguments])
+
+
+@op(types.void, types.int64)
+def _yield(b, function):
+    """Call sched_yield, whose address is given."""
+    b.call(b.inttoptr(function, ir.FunctionType(I32, []).as_pointer()), [])
+
+
+@op(types.int64, types.int64)
+def _seen(b, address):
+    """The integer at an address, as other threads have left it."""
+    if "sse2" in FEATURES:
+        call(b, "llvm.x86.sse2.pause", ir.VoidType())
+    return b.load_atomic(pointer(b, address, I64), "acquire", 8)
+
+
+def program() -> Any:
+    """The kernel; arguments: see P_ in `cpu_layout`."""
+
+    @jit
+    def wait(a, count):
+        """Until `count` arrivals have been counted in all."""
+        spins = 0
+        while _seen(a) < count:
+            spins += 1
+            if spins > _SPINS:
+                _yield(geti(a + at.P_YIELD))
+
+    @jit
+    def work(a):
+        kernels, team = geti(a + at.P_KERNELS), geti(a + at.P_TEAM)
+        for i in range(geti(a + at.P_COUNT)):
+            _invoke(geti(kernels + 16 * i), geti(kernels + 16 * i + 8))
+            take(a)
+            wait(a, (i + 1) * team)
+
+    def program(a: int) -> None:
+        work(a)
+
+    return program

@@ -1,0 +1,128 @@
+"""Captured steps: the bits of ordinary ones, and none where something cannot be recorded."""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from tests import kit
+from tests.models import toys
+
+from octavo import LLM, SamplingParams
+from octavo.attention import registry
+from octavo.attention.cpu import CpuAttention
+from octavo.attention.torch_ref import TorchAttention
+from octavo.core.plan import PlanRow, StepPlan
+from octavo.kernels import cpu_ops
+from octavo.runner import graphs
+from octavo.runner.batch import BatchBuilder
+from octavo.runner.graphs import capture
+from octavo.runner.kv_cache import KVCache
+
+needs_tiles = pytest.mark.skipif(not cpu_ops.has_tiles(), reason="no AMX here")
+
+
+def make(folder, eager=False, **options):
+    given = {"dtype": "bfloat16", "num_gpu_blocks_override": 64, "swap_space": 0, **options}
+    return LLM(str(folder), enforce_eager=eager, load_progress=False, **given)
+
+
+def steps(llm):
+    return llm.engine.executor.explain()["steps"]
+
+
+def answers(llm, seed=0):
+    """Prompts longer and shorter than a step, greedy and drawn, so that rows mix."""
+    prompts = [[(7 * i + 3 * n) % 90 + 3 for i in range(n)] for n in (1, 5, 17, 40, 90)]
+    params = [
+        SamplingParams(temperature=t, seed=seed, max_tokens=12, ignore_eos=True, logprobs=2)
+        for t in (0.0, 1.0, 0.0, 0.7, 0.0)
+    ]
+    made = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = [out.outputs[0] for out in llm.generate(made, params, use_tqdm=False)]
+    return [(out.token_ids, list(out.logprobs)) for out in outputs]
+
+
+@needs_tiles
+@pytest.mark.parametrize("budget", [16, 33, 300])
+def test_a_captured_step_gives_the_bits_of_an_ordinary_one(tmp_path, budget):
+    folder = kit.tiny(tmp_path)
+    captured = make(folder, max_num_batched_tokens=budget)
+    assert steps(captured) == f"captured up to {min(budget, 256)} tokens"
+    assert answers(captured) == answers(make(folder, eager=True, max_num_batched_tokens=budget))
+
+
+def rows(*given):
+    """A plan of rows (first position, tokens), each over four blocks of its own."""
+    made = [
+        PlanRow(str(n), tuple(range(n, n + count)), start, tuple(range(4 * n + 1, 4 * n + 5)))
+        for n, (start, count) in enumerate(given)
+    ]
+    return StepPlan(0, tuple(made))
+
+
+@needs_tiles
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_every_family(tmp_path, family):
+    """Windows (mistral), biases (qwen2), head norms (qwen3): replayed over a shared cache."""
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
+    window = {"sliding_window": 20} if family == "mistral" else {}
+    model = toys.load(toys.save(toys.make(family, **size, **window), tmp_path), torch.bfloat16)
+    cache = KVCache(model.backend, model.attention_specs, 30, 16, torch.bfloat16, "cpu")
+    builder = BatchBuilder(16, 20, "cpu")
+    for layer in cache.layers:
+        layer.zero_()
+    graph = capture(model, cache, builder, 100)
+    assert graph is not None
+    for plan in (rows((0, 1)), rows((0, 60)), rows((0, 30), (0, 1), (0, 50)),
+                 rows((30, 1), (1, 8), (50, 1)), rows(*[(40, 1)] * 6)):  # fmt: skip
+        step = builder.build(plan)
+        found = graph.forward(step.token_ids, step.meta).clone()
+        assert torch.equal(found, model.forward(step.token_ids, step.meta, cache.layers))
+
+
+def test_not_asked_for_or_not_possible(tmp_path):
+    folder = kit.tiny(tmp_path)
+    assert steps(make(folder, eager=True)) == "not captured"
+    assert steps(make(folder, attention_impl="torch")) == "not captured"
+    assert steps(make(folder, dtype="float32")) == "not captured"
+
+
+class Doubtful(CpuAttention):
+    """Looks like the backend of ours, but computes with torch in between."""
+
+    name = "doubtful"
+
+    def attend(self, query, cache, meta, spec):
+        return TorchAttention().attend(query, cache, meta, spec)
+
+    kv_layout = TorchAttention.kv_layout
+    write = TorchAttention.write
+    rope_write = None
+
+
+class Shifting(CpuAttention):
+    """Tells a replay another step than the one it runs."""
+
+    name = "shifting"
+
+    def step_arguments(self, meta, spec, dtype):
+        if meta is not self.__dict__.setdefault("first", meta):
+            spec = dataclasses.replace(spec, scale=2 * spec.scale)
+        return super().step_arguments(meta, spec, dtype)
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    ("backend", "said"), [(Doubtful, "is no kernel of ours"), (Shifting, "differs")]
+)
+def test_what_cannot_be_recorded_or_replayed_is_not_used(
+    tmp_path, backend, said, monkeypatch, caplog
+):
+    monkeypatch.setattr(registry, "_registered", {backend.name: backend})
+    with caplog.at_level(logging.INFO, logger=graphs.__name__):
+        llm = make(kit.tiny(tmp_path), attention_impl=backend.name, max_num_batched_tokens=64)
+    assert steps(llm) == "not captured"
+    assert said in caplog.text
+    assert answers(llm) == answers(llm)
