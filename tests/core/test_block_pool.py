@@ -175,3 +175,18 @@ def operations(num_blocks: int) -> int:
 
 def test_every_operation_costs_the_same_in_a_small_and_in_a_large_pool() -> None:
     assert operations(1_000) == operations(100_000) > 10_000
+
+
+def test_forgotten_blocks_are_the_next_to_be_given_out() -> None:
+    """They were written before; blocks never used may have no memory behind them yet."""
+    pool = BlockPool(20)
+    used = [pool.allocate() for _ in range(6)]
+    for block in used:
+        pool.publish(block, bytes([block]))
+    for block in used[:5]:
+        pool.release(block)
+    pool.forget()
+    pool.check()
+    assert {pool.allocate() for _ in range(5)} == set(used[:5])
+    assert pool.peak_used == 6
+    assert pool.allocate() not in used
