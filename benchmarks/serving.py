@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -171,6 +172,8 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
     args = parser.parse_args()
     model = str(model_file(args.model))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a descriptor
     found = {}
     for name in args.only.split(","):
         if name not in CHECKS:

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -47,6 +48,11 @@ class Seen:
     descriptors: list[int] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
     pause: float = 0.0  # mean seconds between two requests of a client
+    continued: float = 0.0  # when this process was last stopped and let go on (SIGCONT)
+    stops: int = 0
+
+    def note_stop(self) -> None:
+        self.continued, self.stops = time.monotonic(), self.stops + 1
 
 
 class Client:
@@ -171,11 +177,12 @@ class Client:
         while time.monotonic() < end:
             if self.seen.pause:
                 await asyncio.sleep(self.rng.expovariate(1 / self.seen.pause))
-            kind = self.rng.choice(kinds)
+            kind, begun = self.rng.choice(kinds), time.monotonic()
             try:
                 self.seen.outcomes[await kind()] += 1
             except asyncio.TimeoutError:
-                self.seen.broken.append(f"{kind.__name__}: no answer in {_PROMISED:g} s")
+                if self.seen.continued < begun:
+                    self.seen.broken.append(f"{kind.__name__}: no answer in {_PROMISED:g} s")
             except OSError as error:
                 self.seen.outcomes[f"{kind.__name__}: {type(error).__name__}"] += 1
 
@@ -222,12 +229,17 @@ def probe(host: str, port: int, seen: Seen, end: float) -> None:
     """In a thread of its own, so that what our clients do meanwhile is not counted."""
     while time.monotonic() < end:
         begun = time.monotonic()
-        with socket.create_connection((host, port), _PROMISED) as raw:
-            raw.sendall(b"GET /health HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n")
-            if not raw.recv(64).startswith(b"HTTP/1.1 200"):
-                seen.broken.append("/health was not 200")
-        seen.health.append(time.monotonic() - begun)
+        try:
+            with socket.create_connection((host, port), _PROMISED) as raw:
+                raw.sendall(b"GET /health HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n")
+                if not raw.recv(64).startswith(b"HTTP/1.1 200"):
+                    seen.broken.append("/health was not 200")
+        except OSError as error:
+            seen.broken.append(f"/health: {error}")
+        took = time.monotonic() - begun
         time.sleep(0.2)
+        if seen.continued < begun:  # else it was not the server that took so long
+            seen.health.append(took)
 
 
 async def idle(host: str, port: int) -> bool:
@@ -251,6 +263,7 @@ async def soak(
     host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
     seen, end = Seen(pause=1.0 if cores else 0.0), time.monotonic() + seconds
     people = [Client(host, port, seen, random.Random(seed + i)) for i in range(clients)]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, seen.note_stop)
     await asyncio.gather(
         watch(pid, seen, end, cores),
         asyncio.to_thread(probe, host, port, seen, end),
@@ -280,6 +293,7 @@ def summary(seen: Seen) -> dict[str, Any]:
         "health_max_s": round(max(seen.health), 3),
         "health_p99_s": round(percentile(seen.health, 0.99), 3),
         "probes": len(seen.health),
+        "stops": seen.stops,
         "web_growth_mb": round(growth(seen.web_mb), 1),
         "engine_growth_mb": round(growth(seen.engine_mb), 1),
         "web_mb": seen.web_mb[:: max(1, len(seen.web_mb) // 30)],
