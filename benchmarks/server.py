@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -115,6 +116,22 @@ async def ask(port: int, body: dict[str, Any], path: str = "/v1/completions") ->
         return reply
     await reply.complete
     return reply
+
+
+class Stops:
+    """Counts how often this process was stopped and let go on (SIGCONT), as by a shell's jobs.
+
+    What was timed across a stop says nothing of the server. To be made in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = 0.0  # monotonic seconds
+        signal.signal(signal.SIGCONT, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.count += 1
+        self.last = time.monotonic()
 
 
 def cpu_seconds(pid: int) -> float:

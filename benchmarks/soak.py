@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import socket
 import struct
 import subprocess
@@ -29,7 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.rows import percentile, row, save
-from benchmarks.server import ServeProcess, cpu_seconds
+from benchmarks.server import ServeProcess, Stops, cpu_seconds
 
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "once", "more")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -48,11 +47,7 @@ class Seen:
     descriptors: list[int] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
     pause: float = 0.0  # mean seconds between two requests of a client
-    continued: float = 0.0  # when this process was last stopped and let go on (SIGCONT)
-    stops: int = 0
-
-    def note_stop(self) -> None:
-        self.continued, self.stops = time.monotonic(), self.stops + 1
+    stops: Stops = field(default_factory=Stops)
 
 
 class Client:
@@ -181,7 +176,7 @@ class Client:
             try:
                 self.seen.outcomes[await kind()] += 1
             except asyncio.TimeoutError:
-                if self.seen.continued < begun:
+                if self.seen.stops.last < begun:
                     self.seen.broken.append(f"{kind.__name__}: no answer in {_PROMISED:g} s")
             except OSError as error:
                 self.seen.outcomes[f"{kind.__name__}: {type(error).__name__}"] += 1
@@ -238,7 +233,7 @@ def probe(host: str, port: int, seen: Seen, end: float) -> None:
             seen.broken.append(f"/health: {error}")
         took = time.monotonic() - begun
         time.sleep(0.2)
-        if seen.continued < begun:  # else it was not the server that took so long
+        if seen.stops.last < begun:  # else it was not the server that took so long
             seen.health.append(took)
 
 
@@ -263,7 +258,6 @@ async def soak(
     host, port = urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 80
     seen, end = Seen(pause=1.0 if cores else 0.0), time.monotonic() + seconds
     people = [Client(host, port, seen, random.Random(seed + i)) for i in range(clients)]
-    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, seen.note_stop)
     await asyncio.gather(
         watch(pid, seen, end, cores),
         asyncio.to_thread(probe, host, port, seen, end),
@@ -293,7 +287,7 @@ def summary(seen: Seen) -> dict[str, Any]:
         "health_max_s": round(max(seen.health), 3),
         "health_p99_s": round(percentile(seen.health, 0.99), 3),
         "probes": len(seen.health),
-        "stops": seen.stops,
+        "stops": seen.stops.count,
         "web_growth_mb": round(growth(seen.web_mb), 1),
         "engine_growth_mb": round(growth(seen.engine_mb), 1),
         "web_mb": seen.web_mb[:: max(1, len(seen.web_mb) // 30)],
