@@ -8,6 +8,7 @@ import math
 import random
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import kit
 from octavo import LLM, SamplingParams
@@ -543,3 +544,22 @@ def test_two_models_in_one_process(tiny, tmp_path):
     assert tokens_of(mine) != tokens_of(yours)
     (again,) = tiny.generate([prompt], GREEDY, use_tqdm=False)
     assert tokens_of(again) == tokens_of(mine)
+
+
+@pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 1}, {"temperature": 0.7, "logprobs": 1}])
+def test_a_model_that_gives_no_numbers_ends_that_request_alone(tmp_path, asked):
+    """A NaN in one token's embedding: its request ends with an error, the others as alone."""
+    folder = kit.tiny(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][9] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    llm = LLM(str(folder), num_gpu_blocks_override=64, load_progress=False, dtype="float32")
+    params = SamplingParams(**{"max_tokens": 6, "temperature": 0, "ignore_eos": True, **asked})
+    good, bad = {"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": [5, 9, 7]}
+    alone = llm.generate(good, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))[0]
+    outputs = llm.generate([good, bad], params, use_tqdm=False)
+    assert outputs[1].outputs[0].finish_reason == "error"
+    assert outputs[1].outputs[0].token_ids == []
+    assert outputs[0].outputs[0].finish_reason == "length"
+    if not asked.get("temperature"):
+        assert outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids

@@ -25,7 +25,7 @@ from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.graphs import StepGraph, capture
 from octavo.runner.kv_cache import KVCache, block_bytes
-from octavo.runner.sampler import Sampled, prompt_logprobs, sample
+from octavo.runner.sampler import NOT_NUMBERS, Sampled, prepare, prompt_logprobs, sample
 
 logger = get_logger(__name__)
 
@@ -56,6 +56,7 @@ class ModelRunner:
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
         self.graph = self._capture()
+        prepare()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",
@@ -260,6 +261,8 @@ def _bf16_in_hardware() -> bool:
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
     error = next((d.error for d in drawn if d.error), None)
+    if any(entry.logprobs[0] != entry.logprobs[0] for entry in prompt):
+        error = NOT_NUMBERS
     if error:
         return RowResult(row.request_id, error=error)
     return RowResult(
