@@ -104,6 +104,50 @@ def test_sch_01_preemption_changes_nothing(tiny_folder, alone, mode, cache):
     llm.engine.scheduler.check()
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_sch_06_displacement_changes_nothing(tiny_folder, alone, mode):
+    llm = LLM(
+        str(tiny_folder),
+        **options(num_gpu_blocks_override=12, max_model_len=150, preemption_mode=mode),
+        max_num_seqs=3, scheduler="priority",
+    )  # fmt: skip
+    engine, got = llm.engine, {i: [] for i in range(16)}
+    for urgency, group in enumerate((range(5), range(5, 10), range(10, 16))):
+        for i in group:
+            engine.add_request(str(i), prompts()[i], params(i), priority=-urgency)
+        for _ in range(6 if urgency < 2 else 1000):
+            for update in engine.step():
+                got[int(update.request_id)] += update.token_ids
+    assert not engine.has_work()
+    assert engine.stats.displaced > 2
+    assert engine.scheduler.num_swap_outs > 0 or mode == "recompute"
+    assert got == {i: list(alone[i].token_ids) for i in range(16)}
+    engine.scheduler.check()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_sch_01_a_stop_string_is_found_across_a_preemption(tiny_folder, llm, mode):
+    """Each answer's stop string is what it says at its end: most of it came before a preemption."""
+    plain = [
+        SamplingParams(temperature=0.9, seed=40 + i, max_tokens=60, ignore_eos=True)
+        for i in range(6)
+    ]
+    asked = [prompts()[10 + i][:20] for i in range(6)]
+    whole = [out.outputs[0] for out in llm.generate(asked, plain, use_tqdm=False)]
+    stops = [one.text[-6:] for one in whole]
+    small = LLM(
+        str(tiny_folder),
+        **options(num_gpu_blocks_override=10, max_model_len=100, preemption_mode=mode),
+    )
+    stopping = [p.with_(stop=[stop]) for p, stop in zip(plain, stops, strict=True)]
+    found = [out.outputs[0] for out in small.generate(asked, stopping, use_tqdm=False)]
+    assert small.engine.stats.preemptions > 0
+    for one, before, stop in zip(found, whole, stops, strict=True):
+        assert (one.finish_reason, one.stop_reason) == ("stop", stop)
+        assert one.text == before.text[: before.text.index(stop)]
+        assert one.token_ids == before.token_ids[: len(one.token_ids)]
+
+
 def test_joining_midway_changes_nothing(llm, alone):
     llm.reset_prefix_cache()
     done, streams = {}, {}

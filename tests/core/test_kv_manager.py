@@ -142,7 +142,23 @@ def test_usage_counts_slots_once() -> None:
     kv.free(sharer)
     usage = kv.usage()
     assert (usage.held_slots, usage.written_slots, usage.fragmentation) == (0, 0, 0.0)
-    assert usage.peak_held_slots == 64
+    assert usage.most_held_slots == 64
+
+
+def test_the_most_written_slots_are_those_of_a_step_s_end() -> None:
+    kv = manager()
+    first, second = make("a", range(40)), make("b", range(100, 130))
+    for request, count in ((first, 40), (second, 30)):
+        assert kv.grow(request, count)
+    kv.note_written(70)
+    assert kv.usage().most_written_slots == 70
+    first.num_computed, second.num_computed = 40, 30
+    kv.free(first)
+    assert kv.grow(second, 1)
+    kv.note_written(1)
+    usage = kv.usage()
+    assert (usage.most_held_slots, usage.most_written_slots) == (80, 70)
+    assert usage.written_slots == 30
 
 
 def test_swap_out_and_in_moves_what_is_computed() -> None:

@@ -113,6 +113,25 @@ def test_sch_12_choices_share_the_prompt_and_nothing_else(
         assert bench.runner.copies["copy"] == (3 if length % 16 else 0)
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_sch_12_a_choice_that_ends_leaves_its_siblings_whole(mode: str) -> None:
+    """Two groups in a pool for one of them: they are sent out, come back, and lose a choice."""
+    bench = Bench(blocks=14, mode=mode, num_host_blocks=60)
+    for name in ("a", "b"):
+        bench.add(make(name, prompt(33, ord(name)), 40, n=4, temperature=1.0, seed=11))
+    for _ in range(12):
+        bench.step()
+    bench.scheduler.finish_choice("a", 1)
+    bench.scheduler.finish_choice("b", 0)
+    bench.run()
+    assert bench.scheduler.num_preemptions > 0
+    assert (bench.scheduler.num_swap_outs > 0) == (mode == "swap")
+    for name, ended in (("a", 1), ("b", 0)):
+        for index, tokens in alone(bench.requests[name]).items():
+            got = bench.outcomes[name, index].token_ids if (name, index) in bench.outcomes else []
+            assert got == (tokens[: len(got)] if index == ended else tokens), (name, index)
+
+
 def test_sch_08_one_token_steps_and_no_room_for_more() -> None:
     bench = Bench(budget=4, seqs=10)
     bench.run(make(f"r{i}", prompt(3, i), 20) for i in range(4))
@@ -487,3 +506,17 @@ def test_random_operations(seed: int, mode: str, policy: str) -> None:
                 for i, t in enumerate(request.tokens[1 : request.num_prompt_tokens])
             )
             assert bench.outcomes[request.request_id, 0].prompt_logprobs == expected
+
+
+def test_slots_of_each_running_choice() -> None:
+    bench = Bench(budget=256)
+    bench.add(make("a", prompt(40), 5, n=2, temperature=1.0, seed=1))
+    bench.add(make("b", prompt(20, 1), 5))
+    bench.step()
+    assert bench.scheduler.slots() == {"a": (48, 40, 48), "a#1": (48, 40, 48), "b": (32, 20, 0)}
+    assert bench.kv.usage().most_written_slots == 60
+    bench.step()  # one of the two copies the block that both would write to
+    assert bench.scheduler.slots() == {"a": (48, 41, 32), "a#1": (48, 41, 32), "b": (32, 21, 0)}
+    bench.run()
+    usage = bench.kv.usage()
+    assert 60 < usage.most_written_slots <= usage.most_held_slots == 96

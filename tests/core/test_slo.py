@@ -83,6 +83,19 @@ def test_a_broken_target_shrinks_steps_and_says_why(caplog: pytest.LogCaptureFix
     assert all(0.2 <= share <= 1.0 for share in shares)
 
 
+def test_slack_that_nobody_asks_for_does_not_loosen_the_steps() -> None:
+    """Small steps because little is asked for say nothing about larger ones."""
+    policy = SLOScheduler(p99_itl_ms=100, window=1.0)
+    bench = Bench(blocks=2000, budget=1024, policy=policy, cost=modelled(), quick=True)
+    bench.run(make(f"r{i}", [i] * 20, 400) for i in range(3))
+    assert policy.state.p99_itl is not None
+    assert policy.state.p99_itl < 0.02
+    assert policy.state.changes <= 1  # once at the start, when three prompts came at once
+    before = policy.state.share
+    bench.run(make(f"s{i}", [i] * 900, 30, arrival=bench.now) for i in range(30))
+    assert policy.state.share > before
+
+
 def test_slack_is_used_when_throughput_is_under_its_floor() -> None:
     policy = SLOScheduler(p99_itl_ms=200, min_throughput=1e6, window=1.0)
     bench = Bench(blocks=2000, budget=1024, policy=policy, cost=modelled(), quick=True)

@@ -6,6 +6,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits, TokenLogprobs
 from octavo.core.scheduler import Update
+from octavo.core.slo import SLOState
 from octavo.engine import messages
 from octavo.engine.messages import Abort, Add, Beat, Dead, FinishChoice, Launch, Ready, Step, Stop
 from octavo.engine.stats import EngineStats, Observations, Percentiles
@@ -24,7 +25,10 @@ COMMANDS = [
 LOGPROBS = TokenLogprobs((1, 1, 2), (-0.5, -0.5, float("-inf")), (1, 1, 2))
 UPDATE = Update("a", 1, (5, 6), (LOGPROBS, None), "stop", 6, 3, (LOGPROBS,), None)
 NUMBERS = [0.5] * 7 + [3] * 9
-SNAPSHOT = EngineStats(*NUMBERS, {"stop": 1}, Percentiles(), Percentiles(1.0), Percentiles())
+SNAPSHOT = EngineStats(
+    *NUMBERS, {"stop": 1}, Percentiles(), Percentiles(1.0), Percentiles(),
+    slo=SLOState(p99_itl=0.5),
+)  # fmt: skip
 REPORTS = [
     Ready(RunnerLimits(9, 16, 1, 64, 256, (1, 2), generation_defaults={"top_k": 5}), {"a": "b"}),
     Step([UPDATE, Update("b", 0)]),

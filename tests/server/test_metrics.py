@@ -6,6 +6,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.core.slo import SLOState
+from octavo.engine.messages import Stats
+from octavo.engine.stats import EngineStats, Observations, Percentiles
 from octavo.server.metrics import Metrics
 from serving import wait_until
 
@@ -106,3 +109,14 @@ def test_times_are_between_the_finest_buckets_and_what_we_waited(make_server, na
     server.complete("!slow" + server.say("ABC"))
     wait_until(lambda: total(scrape(server), f"vllm:{name}_count") == 1)
     assert 0.01 < total(scrape(server), f"vllm:{name}_sum") < 10
+
+
+def test_what_an_slo_policy_does_is_shown_while_there_is_one():
+    metrics = Metrics("m")
+    assert b"octavo:slo_" not in metrics.text()
+    assert b"octavo:policy_errors_total" in metrics.text()
+    stats = EngineStats(*[0.5] * 7, *[3] * 9, {}, *[Percentiles()] * 3, slo=SLOState(p99_itl=0.5))
+    metrics.update(Stats(stats, Observations()))
+    text = metrics.text().decode()
+    assert 'octavo:slo_p99_itl_seconds{engine="0",model_name="m"} 0.5' in text
+    assert 'octavo:slo_shed_total{engine="0",model_name="m"} 0.0' in text

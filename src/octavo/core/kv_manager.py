@@ -17,7 +17,7 @@ class KVUsage:
     """The pool in slots (one slot: the keys and values of one token), and the cache's luck.
 
     held_slots: of all blocks that some request holds; written_slots: of them, computed;
-    shared_slots: of them, held by more than one request. Shared ones count once. peak_*: the
+    shared_slots: of them, held by more than one request. Shared ones count once. most_*: the
     most so far. *_blocks count blocks, swapped ones since the start.
     """
 
@@ -25,13 +25,14 @@ class KVUsage:
     held_slots: int
     written_slots: int
     shared_slots: int
-    peak_held_slots: int
+    most_held_slots: int
+    most_written_slots: int
     cached_blocks: int
     evictions: int
     queried_tokens: int
     cached_tokens: int
     host_blocks: int = 0
-    peak_host_blocks: int = 0
+    most_host_blocks: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
 
@@ -64,6 +65,7 @@ class KVManager:
         self._holders: dict[Request, None] = {}
         self._on_host: dict[Request, None] = {}
         self._num_out = self._num_in = 0
+        self._most_written = 0
         self._copies: list[BlockCopy] = []
 
     @property
@@ -354,16 +356,23 @@ class KVManager:
             held_slots=held,
             written_slots=held - self._unwritten(),
             shared_slots=pool.num_shared * size,
-            peak_held_slots=pool.peak_used * size,
+            most_held_slots=pool.peak_used * size,
+            most_written_slots=self._most_written,
             cached_blocks=pool.num_cached,
             evictions=pool.num_evictions,
             queried_tokens=self.cache.queried_tokens,
             cached_tokens=self.cache.cached_tokens,
             host_blocks=self.host.num_used if self.host else 0,
-            peak_host_blocks=self.host.peak_used if self.host else 0,
+            most_host_blocks=self.host.peak_used if self.host else 0,
             swapped_out_blocks=self._num_out,
             swapped_in_blocks=self._num_in,
         )
+
+    def note_written(self, coming: int) -> None:
+        """The step just planned writes `coming` of the slots that requests hold."""
+        held = self.pool.num_used * self.block_size
+        if held > self._most_written:  # else it cannot be a new high-water mark
+            self._most_written = max(self._most_written, held - self._unwritten() + coming)
 
     def usage_of(self, request: Request) -> tuple[int, int, int]:
         """(held, written, shared) slots of one request."""

@@ -179,7 +179,7 @@ class PriorityScheduler:
         weight_fn: Callable[[Any], float] | None = None,
         *,
         max_wait: float = 30.0,
-        max_stretch: float | None = 2.0,
+        max_stretch: float | None = 3.0,
     ) -> None:
         if weight_fn is not None and not callable(weight_fn):
             raise ConfigError(f"weight_fn must be a function of a request, not {weight_fn!r:.80}")
@@ -300,15 +300,16 @@ def _from_text(text: str) -> object:
         raise ConfigError(f"scheduler {name!r} does not take {options}: {error}") from error
 
 
-def _option(text: str) -> tuple[str, float | bool]:
+def _option(text: str) -> tuple[str, float | bool | None]:
     name, _, value = text.partition("=")
-    if value.lower() in ("true", "false"):
-        return name, value.lower() == "true"
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
     try:
         return name, float(value)
     except ValueError as error:
         raise ConfigError(
-            f"scheduler options are name=number or name=true, not {text!r}"
+            f"scheduler options are name=number, name=true or name=none, not {text!r}"
         ) from error
 
 

@@ -31,9 +31,10 @@ from typing import Literal, get_args
 import msgspec
 
 from octavo.core.block_pool import expect
+from octavo.core.guarded import Guarded
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
-from octavo.core.policy import Gains, Load, Policy, Watching
+from octavo.core.policy import Gains, Load, Policy
 from octavo.core.rates import Rates
 from octavo.core.request import Request, Status
 from octavo.errors import (
@@ -104,8 +105,7 @@ class Scheduler:
         self.num_displaced = 0
         self.num_swap_outs = 0
         self.peak_running = 0
-        self._displaces = bool(getattr(policy, "displaces", True))
-        self._watching = policy if isinstance(policy, Watching) else None
+        self.guarded = Guarded(policy)
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
         self._running: dict[Request, None] = {}
         self._waiting: OrderedDict[Request, None] = OrderedDict()
@@ -143,7 +143,7 @@ class Scheduler:
                 "prompt",
             )
         self._now = max(self._now, request.arrival_time)
-        if self._watching and (reason := self._watching.refusal(self._load(()))):
+        if self.guarded.watches and (reason := self.guarded.refusal(self._load(()))):
             raise QueueFullError(reason)
         self._serial += 1
         request.serial = self._serial
@@ -177,6 +177,15 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait with nothing on the host: new ones, and those to compute again."""
         return len(self._waiting) - self.num_swapped
+
+    @property
+    def policy_errors(self) -> int:
+        """How often the policy failed and was replaced, or its `weight_fn` counted as 0."""
+        return self.guarded.errors + int(getattr(self.policy, "weight_faults", 0))
+
+    def slots(self) -> dict[str, tuple[int, int, int]]:
+        """Of each running choice, by its id: slots held, written, and shared with others."""
+        return {request.seq_id: self.kv.usage_of(request) for request in self._running}
 
     def check(self) -> None:
         """Verify queues, groups and memory; raises EngineError. For tests and idle times."""
@@ -252,7 +261,7 @@ class Scheduler:
 
     def _set_budget(self, lagging: list[Request]) -> None:
         due = len(self._grants)
-        tokens, sequences = self.policy.budget(self._load(lagging))
+        tokens, sequences = self.guarded.budget(self._load(lagging))
         # Whatever a policy says, those that lag can move and an idle engine can start.
         self._budget = min(max(tokens, due + 1), self.max_num_batched_tokens)
         self._left = self._budget - due
@@ -264,7 +273,8 @@ class Scheduler:
         self._promised = sum([self.kv.missing(request) for request in lagging])
         # After memory ran out, whoever came in would only be sent out again.
         entering = bool(self._waiting) and not self._preempted
-        pressing = entering and self._displaces  # once nobody may enter, the urgent still may
+        # Once nobody may enter, the urgent still may.
+        pressing = entering and self.guarded.displaces
         for request in self._candidates(lagging, entering):
             if request.status is Status.RUNNING:
                 entering = self._serve_lagging(request) and entering
@@ -283,9 +293,9 @@ class Scheduler:
 
     def _candidates(self, lagging: list[Request], entering: bool) -> Iterable[Request]:
         slots = self._sequences - len(self._running)
-        if not entering or (slots <= 0 and not self._displaces):
-            return self.policy.order(lagging, self._now) if len(lagging) > 1 else lagging
-        order = self.policy.order([*lagging, *self._waiting], self._now)
+        if not entering or (slots <= 0 and not self.guarded.displaces):
+            return self.guarded.order(lagging, self._now) if len(lagging) > 1 else lagging
+        order = self.guarded.order([*lagging, *self._waiting], self._now)
         # A list, since starting a request takes it out of what `order` may iterate over.
         return list(islice(order, len(lagging) + max(slots, 0) + LOOK_AHEAD))
 
@@ -335,8 +345,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> bool:
         """Preempt until `request` can grow by one token. False if it had to go itself."""
         while not self.kv.grow(request, 1):
-            victim = self.policy.victim(self._running.keys(), request, self._now)
-            if victim is None or victim not in self._running:
+            victim = self.guarded.victim(self._running.keys(), request, self._now)
+            if victim is None:
                 victim = request
             self._preempt(victim)
             if victim is request:
@@ -432,14 +442,11 @@ class Scheduler:
 
     def _victim_of(self, request: Request, staying: dict[Request, None]) -> Request | None:
         """Which of `staying` the waiting `request` may displace."""
-        if not self._displaces:
-            return None
-        victim = self.policy.victim(staying.keys(), request, self._now)
-        if victim is None or victim not in staying:
+        if not self.guarded.displaces:
             return None
         # Whatever a policy says, nobody is sent away for ever.
-        num_tokens, times = victim.displaced
-        return None if times >= MAX_DISPLACED and num_tokens == len(victim.tokens) else victim
+        may_go = {r: None for r in staying if r.displaced != (len(r.tokens), MAX_DISPLACED)}
+        return self.guarded.victim(may_go.keys(), request, self._now)
 
     def _victims(self, request: Request, found: list[int], full: bool) -> list[Request] | None:
         """Whom to preempt so that `request` can start: often nobody; None if it must wait."""
@@ -487,6 +494,7 @@ class Scheduler:
         self._step += 1
         self._planned = list(self._grants)
         self._planned_at = self._now
+        self.kv.note_written(self._budget - self._left)
         rows = tuple([_row(request, count) for request, count in self._grants.items()])
         return StepPlan(self._step, rows, self.kv.take_copies())
 
@@ -539,8 +547,8 @@ class Scheduler:
             self.rates.note_step(tokens, seconds)
         elif (usual := self.rates.seconds(tokens)) is not None:
             self.rates.note_copies(swapped, seconds - usual)
-        if self._watching:
-            self._watching.observe(self._gains(plan, planned, len(updates)))
+        if self.guarded.watches:
+            self.guarded.observe(self._gains(plan, planned, len(updates)))
 
     def _gains(self, plan: StepPlan, planned: list[Request], num_tokens: int) -> Gains:
         """How long each choice that gained a token had waited for it."""

@@ -1,6 +1,7 @@
 """A policy that holds latency targets: it measures, and sizes steps and concurrency to fit."""
 
 import math
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ class SLOScheduler(FIFOScheduler):
             raise ConfigError("shed needs p99_ttft_ms: it is what those who wait would miss")
         self.shed = shed
         self.state = SLOState()
+        self._pressed = False  # whether a step was asked for more than it could give, since read
         self._meters = _Meters(positive("window", window) or 10.0)
 
     def budget(self, load: Load) -> tuple[int, int]:
@@ -77,6 +79,8 @@ class SLOScheduler(FIFOScheduler):
                 tokens = min(tokens, max(within, len(load.due) + MIN_CHUNK // 4))
             # A quarter of the step is kept for prompts, or no more could start.
             sequences = min(sequences, max(within - within // 4, 1))
+            asked = sum([request.lag for request in islice(chain(load.lagging, load.waiting), 8)])
+            self._pressed = self._pressed or len(load.due) + asked > tokens
         self._set(tokens=tokens, sequences=sequences)
         return tokens, sequences
 
@@ -85,6 +89,7 @@ class SLOScheduler(FIFOScheduler):
             itl, ttft, throughput = self._meters.read(gains.now)
             self._set(p99_itl=itl, p99_ttft=ttft, throughput=throughput)
             self._steer(*self._judge(itl or 0.0, ttft or 0.0, throughput))
+            self._pressed = False
 
     def _judge(self, itl: float, ttft: float, throughput: float) -> tuple[float, str]:
         """(what to multiply the share by, why)."""
@@ -96,7 +101,7 @@ class SLOScheduler(FIFOScheduler):
             return 1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s"
         if throughput < self.floor:
             return 1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and there is slack"
-        if itl < 0.85 * self.itl < math.inf:
+        if itl < 0.85 * self.itl < math.inf and self._pressed:
             return 1.05, f"P99 between tokens is {itl:.4f} s: there is slack"
         return 1.0, "all targets hold"
 

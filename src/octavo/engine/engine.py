@@ -147,6 +147,10 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.recorder.snapshot(self.scheduler, self.clock())
 
+    def slots(self) -> dict[str, tuple[int, int, int]]:
+        """Of each running choice, by its id: KV slots held, written, and shared with others."""
+        return self.scheduler.slots()
+
     @property
     def dead(self) -> str | None:
         """Why the engine is dead, or None."""

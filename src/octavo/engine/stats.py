@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.plan import StepPlan
 from octavo.core.scheduler import Scheduler, Update
+from octavo.core.slo import SLOScheduler, SLOState
 
 WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
@@ -46,7 +47,11 @@ class EngineStats:
     cache_hit_rate: cached prompt tokens / prompt tokens looked up, 0..1.
     kv_usage: written slots / all slots. kv_blocks_usage: held blocks / all blocks.
     fragmentation: unwritten slots in held blocks / slots in held blocks.
-    ttft, itl, e2e: seconds.
+    most_held_slots, most_written_slots: high-water marks since the start; shared_slots: held by
+    more than one request. swapped_out_blocks, swapped_in_blocks: copied to the host and back so
+    far; displaced: of the preemptions, those for a request that was earlier. policy_errors: how
+    often the scheduling policy, or its weight_fn, failed. slo: what an SLOScheduler does, and
+    why. swap_block_seconds: what copying a block has taken. ttft, itl, e2e: seconds.
     """
 
     throughput: float
@@ -69,6 +74,15 @@ class EngineStats:
     ttft: Percentiles
     itl: Percentiles
     e2e: Percentiles
+    most_held_slots: int = 0
+    most_written_slots: int = 0
+    shared_slots: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    displaced: int = 0
+    policy_errors: int = 0
+    swap_block_seconds: float = 0.0
+    slo: SLOState | None = None
 
 
 @dataclass(slots=True)
@@ -181,6 +195,15 @@ class StatsRecorder:
             ttft=Percentiles.of(self._ttft if percentiles else ()),
             itl=Percentiles.of(self._itl if percentiles else ()),
             e2e=Percentiles.of(self._e2e if percentiles else ()),
+            most_held_slots=kv.most_held_slots,
+            most_written_slots=kv.most_written_slots,
+            shared_slots=kv.shared_slots,
+            swapped_out_blocks=kv.swapped_out_blocks,
+            swapped_in_blocks=kv.swapped_in_blocks,
+            displaced=scheduler.num_displaced,
+            policy_errors=scheduler.policy_errors,
+            swap_block_seconds=scheduler.rates.block_seconds or 0.0,
+            slo=scheduler.policy.state if isinstance(scheduler.policy, SLOScheduler) else None,
         )
 
     def _note(self, update: Update, now: float) -> int:

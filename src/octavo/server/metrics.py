@@ -54,7 +54,11 @@ _GAUGES = {
     "kv_cache_usage_perc": ("kv_blocks_usage", "Held KV blocks, 0 to 1."),
     "octavo:kv_slots_usage": ("kv_usage", "Written KV slots, 0 to 1."),
     "octavo:kv_fragmentation": ("fragmentation", "Unwritten share of held slots, 0 to 1."),
+    "octavo:kv_most_held_slots": ("most_held_slots", "Most KV slots held so far."),
+    "octavo:kv_most_written_slots": ("most_written_slots", "Most KV slots written so far."),
+    "octavo:kv_shared_slots": ("shared_slots", "KV slots that several requests hold."),
     "octavo:num_requests_swapped": ("swapped", "Requests whose KV is in host memory."),
+    "octavo:swap_block_seconds": ("swap_block_seconds", "Seconds to copy one swapped block."),
     "octavo:device_utilization": ("gpu_utilization", "Share of time spent computing."),
     "octavo:generation_tokens_per_second": ("throughput", "Over the last 10 s."),
     "octavo:prompt_tokens_per_second": ("prompt_throughput", "Over the last 10 s."),
@@ -63,7 +67,23 @@ _ENGINE_COUNTERS = {
     "num_preemptions": ("preemptions", "Requests that gave up their blocks."),
     "prefix_cache_queries": ("queried_tokens", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
+    "octavo:displaced": ("displaced", "Preemptions in favour of an earlier request."),
+    "octavo:swapped_out_blocks": ("swapped_out_blocks", "KV blocks copied to the host."),
+    "octavo:swapped_in_blocks": ("swapped_in_blocks", "KV blocks copied back."),
+    "octavo:policy_errors": ("policy_errors", "Failures of the scheduling policy or weight_fn."),
     "octavo:steps": ("steps", "Steps of the engine."),
+}
+# name -> (field of SLOState, help): only with an SLOScheduler.
+_SLO_GAUGES = {
+    "octavo:slo_p99_itl_seconds": ("p99_itl", "P99 between tokens over the policy's window."),
+    "octavo:slo_p99_ttft_seconds": ("p99_ttft", "P99 to the first token over that window."),
+    "octavo:slo_step_share": ("share", "Share of the target that a step may take."),
+    "octavo:slo_step_tokens": ("tokens", "Tokens that a step may compute now."),
+    "octavo:slo_sequences": ("sequences", "Requests that may run now."),
+}
+_SLO_COUNTERS = {
+    "octavo:slo_changes": ("changes", "Times that the share was changed."),
+    "octavo:slo_shed": ("shed", "Requests turned away to hold the target."),
 }
 
 
@@ -141,14 +161,16 @@ class Metrics:
         """What comes from the engine's last snapshot."""
         keys, values = list(self._labels), list(self._labels.values())
         stats = self._last
-        for name, (source, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(_full(name), text, labels=keys)
-            gauge.add_metric(values, getattr(stats, source, 0))
-            yield gauge
-        for name, (source, text) in _ENGINE_COUNTERS.items():
-            counter = CounterMetricFamily(_full(name), text, labels=keys)
-            counter.add_metric(values, getattr(stats, source, 0))
-            yield counter
+        slo = stats.slo if stats else None
+        for owner, gauges, counters in (
+            (stats, _GAUGES, _ENGINE_COUNTERS),
+            (slo, _SLO_GAUGES if slo else {}, _SLO_COUNTERS if slo else {}),
+        ):
+            for kind, names in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+                for name, (source, text) in names.items():
+                    metric = kind(_full(name), text, labels=keys)
+                    metric.add_metric(values, getattr(owner, source, 0) or 0)
+                    yield metric
         if self._limits:
             config = {
                 "block_size": str(self._limits.block_size),

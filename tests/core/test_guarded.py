@@ -1,0 +1,109 @@
+"""A policy that fails costs nobody their answer: FIFO stands in, it is logged once, and counted."""
+
+import logging
+import math
+import random
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+from tests.core.harness import Bench, alone, make
+
+from octavo.core.guarded import Guarded
+from octavo.core.policy import FIFOScheduler, Gains, Load, PriorityScheduler
+from octavo.core.request import Request
+
+
+class Broken:
+    """Does in each place what it is told: raise, or give what cannot be used."""
+
+    name = "broken"
+    displaces = True
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.fifo = FIFOScheduler()
+
+    def _do(self, what: str, usual: Any) -> Any:
+        answer = self.answers.get(what, usual)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
+        if self.answers.get("order") == "late":
+            return self._late(waiting)
+        return self._do("order", waiting)  # type: ignore[no-any-return]
+
+    def _late(self, waiting: Collection[Request]) -> Iterable[Request]:
+        yield from reversed(list(waiting)[1:])
+        raise ZeroDivisionError("late")
+
+    def victim(self, running: Collection[Request], for_request: Request, now: float) -> Any:
+        return self._do("victim", self.fifo.victim(running, for_request, now))
+
+    def budget(self, load: Load) -> Any:
+        return self._do("budget", (load.max_tokens, load.max_sequences))
+
+    def observe(self, gains: Gains) -> None:
+        self._do("observe", None)
+
+    def refusal(self, load: Load) -> Any:
+        return self._do("refusal", None)
+
+
+BAD = ValueError("no")
+FAULTS: list[tuple[str, Any]] = [
+    *((what, BAD) for what in ("order", "victim", "budget", "observe", "refusal")),
+    ("order", "late"),
+    ("order", None),
+    ("order", [[]]),
+    ("victim", [1]),
+    *(("budget", wrong) for wrong in (None, (5,), (math.nan, 3), (3, math.inf), ("a", "b"))),
+]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed * 100_003 + length).choices(range(1000), k=length)
+
+
+@pytest.mark.parametrize(("what", "answer"), FAULTS, ids=lambda value: str(value)[:20])
+def test_a_failing_policy_loses_and_holds_up_nobody(
+    what: str, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(blocks=14, seqs=4, policy=Broken(**{what: answer}), num_host_blocks=8)
+    with caplog.at_level(logging.WARNING):
+        bench.run(make(f"r{i}", prompt(20, i), 40) for i in range(10))
+    assert bench.scheduler.num_preemptions > 0
+    for request in bench.requests.values():
+        assert bench.outcomes[request.request_id, 0].token_ids == alone(request)[0]
+    assert bench.scheduler.policy_errors > 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Broken.{what} failed; the first to come is the first served"
+    ]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_whom_an_order_leaves_out_is_served_last_and_whom_it_invents_never() -> None:
+    known = [make(f"r{i}", [1]) for i in range(4)]
+    policy = Broken(order=[known[2], make("stranger", [1]), known[2], known[0]])
+    guarded = Guarded(policy)
+    assert list(guarded.order(known, 0.0)) == [known[2], known[0], known[1], known[3]]
+    assert guarded.errors == 0
+    bench = Bench(seqs=1, policy=Broken(order=[]))
+    bench.run(make(f"r{i}", prompt(20, i), 5) for i in range(5))
+    assert [name for name, _ in bench.outcomes] == [f"r{i}" for i in range(5)]
+
+
+def test_an_order_that_fails_midway_is_kept_so_far() -> None:
+    known = [make(f"r{i}", [1]) for i in range(4)]
+    guarded = Guarded(Broken(order="late"))
+    assert list(guarded.order(known, 0.0)) == [known[3], known[2], known[1], known[0]]
+    assert guarded.errors == 1
+
+
+def test_a_weight_that_fails_counts_as_a_failure_of_the_policy() -> None:
+    bench = Bench(seqs=1, policy=PriorityScheduler(lambda request: math.nan))
+    bench.run(make(f"r{i}", prompt(10, i), 3) for i in range(4))
+    assert bench.scheduler.policy_errors > 0
+    assert bench.scheduler.guarded.errors == 0
