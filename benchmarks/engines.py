@@ -42,6 +42,8 @@ _EXPORT = ("export", "openvino", "--task", "text-generation-with-past", "--weigh
 ENGINES: dict[str, EngineSpec] = {
     "octavo": EngineSpec("octavo_llm", _OWN),
     "octavo-http": EngineSpec("octavo_http", _OWN),
+    "octavo-stretch4": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=4"}),
+    "octavo-unbounded": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=none"}),
     "octavo-fp32": EngineSpec("octavo_llm", {**_OWN, "dtype": "float32"}),
     "static-8": EngineSpec("transformers_static", {"batch": 8}),
     "static-16": EngineSpec("transformers_static", {"batch": 16}),
