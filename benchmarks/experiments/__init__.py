@@ -1,0 +1,1 @@
+"""What memory and scheduling bring, each shown by one real run: `octavo bench NAME`."""

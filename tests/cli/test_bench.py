@@ -1,0 +1,70 @@
+"""`octavo bench`: finds the benchmarks of the checkout, and passes its flags on."""
+
+from pathlib import Path
+
+import pytest
+
+import octavo
+from octavo.cli import bench
+from octavo.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["slow"], "no benchmark 'slow'; did you mean 'slo'?; there are throughput, compare"),
+        (["zzzz"], "no benchmark 'zzzz'; there are throughput"),
+        ([], "name a benchmark; there are throughput"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(
+    argv: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *argv]) == 1
+    assert line in capsys.readouterr().err
+
+
+def test_every_benchmark_is_a_module_of_the_checkout() -> None:
+    root = Path(octavo.__file__).parents[2]
+    for module, _ in bench.BENCHMARKS.values():
+        assert (root / (module.replace(".", "/") + ".py")).is_file()
+
+
+def test_a_plain_wheel_has_no_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(octavo, "__file__", str(tmp_path / "lib" / "octavo" / "__init__.py"))
+    assert main(["bench", "slo", "--save"]) == 1
+    assert "come with the source tree" in capsys.readouterr().err
+
+
+def checkout(root: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "benchmarks").mkdir()
+    for name in ("__init__", "run"):
+        (root / "benchmarks" / f"{name}.py").write_text("")
+    (root / "toybench.py").write_text(body)
+    monkeypatch.setattr(octavo, "__file__", str(root / "src" / "octavo" / "__init__.py"))
+    monkeypatch.setitem(bench.BENCHMARKS, "slo", ("toybench", "a toy"))
+    monkeypatch.setattr("sys.path", ["unused"])
+    monkeypatch.setattr("sys.argv", ["unused"])
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('bad')", 1)]
+)
+def test_flags_are_passed_on_and_the_exit_code_comes_back(
+    end: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    checkout(tmp_path, f"import sys\nprint(__name__, sys.argv[1:])\n{end}\n", monkeypatch)
+    assert main(["bench", "slo", "--save", "--reps", "2"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == "__main__ ['--save', '--reps', '2']\n"
+    assert captured.err == ("octavo: bad\n" if code == 1 else "")
+
+
+def test_a_flag_before_the_name_is_checked_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--save", "slo"])
+    assert stop.value.code == 2
+    assert "unknown flag '--save'" in capsys.readouterr().err
