@@ -191,6 +191,8 @@ class LLM:
         count = len(prompts)
         each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
         ranks = _spread("priority", priority, count)
+        for rank in ranks:
+            self.engine.check_priority(rank)
         return [self._job(*job) for job in zip(prompts, each, ranks, strict=True)]
 
     def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Job:

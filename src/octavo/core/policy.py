@@ -64,8 +64,9 @@ class Policy(Protocol):
     """What the scheduler asks. One instance serves one scheduler.
 
     A policy whose `victim` never answers a waiting request may say `displaces = False`; it is
-    then asked less. One that also has `observe` and `refusal` (see `Watching`) is told what
-    each step gave.
+    then asked less. One that does not look at `request.priority` should say `heeds_priority =
+    False`: then a request with one is refused, and not ignored. One that also has `observe` and
+    `refusal` (see `Watching`) is told what each step gave.
     """
 
     name: str
@@ -128,6 +129,7 @@ class FIFOScheduler:
 
     name = "fifo"
     displaces = False
+    heeds_priority = False
 
     def __init__(self, max_stretch: float | None = 4.0) -> None:
         self.max_stretch = positive("max_stretch", max_stretch)

@@ -19,7 +19,7 @@ from octavo.core.scheduler import Scheduler, Update
 from octavo.engine.admission import admit
 from octavo.engine.executor import Executor
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, QueueFullError
+from octavo.errors import EngineDeadError, QueueFullError, RequestError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
 
@@ -82,6 +82,7 @@ class Engine:
         """
         self._check_alive()
         max_tokens = admit(prompt_token_ids, params, self.limits)
+        self.check_priority(priority)
         if self.scheduler.num_waiting >= self.config.waiting_limit:
             raise QueueFullError(
                 f"{self.scheduler.num_waiting} requests wait already, which is the limit "
@@ -146,6 +147,16 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         return self.recorder.snapshot(self.scheduler, self.clock())
+
+    def check_priority(self, priority: int) -> None:
+        """Raises RequestError for a priority that the policy would ignore."""
+        policy = self.scheduler.policy
+        if priority and not getattr(policy, "heeds_priority", True):
+            raise RequestError(
+                f"priority is {priority}, but the scheduler {policy.name!r} knows none; use "
+                "scheduler='priority', or leave it out",
+                "priority",
+            )
 
     def slots(self) -> dict[str, tuple[int, int, int]]:
         """Of each running choice, by its id: KV slots held, written, and shared with others."""

@@ -228,7 +228,7 @@ class Service:
         priority, salt = body.priority or 0, body.cache_salt
         if not -(2**63) <= priority < 2**63:
             raise RequestError("priority must be a 64-bit signed integer", "priority")
-        if priority and self.config.scheduler == "fifo":
+        if priority and self.config.scheduler.split(",")[0] in ("fifo", "slo"):
             raise RequestError("priority needs a server with --scheduler priority", "priority")
         if salt is not None and not 1 <= len(salt) <= MAX_SALT_LENGTH:
             raise RequestError(
