@@ -536,6 +536,15 @@ def test_priority_orders_the_waiting(tiny_folder):
     assert ended == [outputs[i].request_id for i in (2, 1, 0)]
 
 
+def test_a_priority_that_nobody_would_heed_is_refused(tiny):
+    with pytest.raises(RequestError, match=r"priority is -3.*'fifo' knows none") as caught:
+        tiny.generate([[1], [2]], GREEDY, priority=[0, -3], use_tqdm=False)
+    assert caught.value.param == "priority"
+    assert not tiny.engine.has_work()
+    with pytest.raises(RequestError, match="knows none"):
+        tiny.engine.add_request("r", [1], GREEDY, priority=1)
+
+
 def test_two_models_in_one_process(tiny, tmp_path):
     other = load(kit.tiny(tmp_path / "other", seed=9), block_size=32)
     prompt = random_prompt(50)

@@ -99,6 +99,7 @@ def drive(
     """
     answers: dict[str, Answer] = {}
     begin, open_now = engine.clock(), 0
+    heeded = getattr(engine.scheduler.policy, "heeds_priority", True)
     with tqdm(total=len(arrivals), desc=label, unit="request", file=sys.stderr) as bar:
         while len(answers) < len(arrivals) or open_now:
             now = engine.clock() - begin
@@ -112,7 +113,7 @@ def drive(
                 open_now += 1
                 engine.add_request(
                     name, arrival.job.prompt, _params(arrival.job), arrival_time=begin + due,
-                    priority=arrival.priority,
+                    priority=arrival.priority if heeded else 0,
                 )  # fmt: skip
             if not open_now:
                 time.sleep(min(max(arrivals[len(answers)].at - now, 0.0), 0.005))
