@@ -56,7 +56,7 @@ def test_pfx_01_full_hit_of_the_whole_pool_has_no_block_for_a_copy() -> None:
 def test_pfx_02_a_resumed_request_finds_its_prefix_again(count: int) -> None:
     bench = Bench(blocks=25, check=count < 100)
     shared = prompt(64)
-    bench.run(make(f"r{i}", [*shared, i], 100 if count < 100 else 20) for i in range(count))
+    bench.run(make(f"r{i}", [*shared, i], 100 if count < 100 else 40) for i in range(count))
     assert bench.scheduler.num_preemptions > 0
     for request in bench.requests.values():
         answers(bench, request)
