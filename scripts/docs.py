@@ -27,6 +27,7 @@ _OTHERS = {
     "README.md": "what Octavo is, what it reaches, two commands to see it",
     "constraints.txt": "the versions that were tested together",
     "pyproject.toml": "the package, its extras, and the settings of ruff, mypy and pytest",
+    "docs/charts": "pictures drawn from saved rows (`octavo bench NAME --save`)",
     "docs/decisions": "one record per choice: context, choice, cost",
     "docs/flags.md": "every flag of every command (generated)",
     "docs/log.md": "what was tried and what came of it, newest first",
@@ -53,7 +54,10 @@ def files() -> dict[str, str]:
     for part in _PARTS:
         for path in sorted((ROOT / part).rglob("*")):
             name = str(path.relative_to(ROOT))
-            grouped = next((g for g in ("docs/decisions", "benchmarks/results") if g in name), "")
+            grouped = next(
+                (g for g in ("docs/decisions", "docs/charts", "benchmarks/results") if g in name),
+                "",
+            )
             if path.is_dir() or "__pycache__" in name or path.suffix in (".nbi", ".nbc", ".pyc"):
                 continue
             found[grouped or name] = _OTHERS[grouped] if grouped else describe(path)

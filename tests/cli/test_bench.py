@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import octavo
 from octavo.cli import bench
 from octavo.cli.main import main
 
@@ -25,15 +24,14 @@ def test_an_unknown_name_gets_the_nearest(
 
 
 def test_every_benchmark_is_a_module_of_the_checkout() -> None:
-    root = Path(octavo.__file__).parents[2]
     for module, _ in bench.BENCHMARKS.values():
-        assert (root / (module.replace(".", "/") + ".py")).is_file()
+        assert (bench.ROOT / (module.replace(".", "/") + ".py")).is_file()
 
 
 def test_a_plain_wheel_has_no_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(octavo, "__file__", str(tmp_path / "lib" / "octavo" / "__init__.py"))
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     assert main(["bench", "slo", "--save"]) == 1
     assert "come with the source tree" in capsys.readouterr().err
 
@@ -43,7 +41,7 @@ def checkout(root: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("__init__", "run"):
         (root / "benchmarks" / f"{name}.py").write_text("")
     (root / "toybench.py").write_text(body)
-    monkeypatch.setattr(octavo, "__file__", str(root / "src" / "octavo" / "__init__.py"))
+    monkeypatch.setattr(bench, "ROOT", root)
     monkeypatch.setitem(bench.BENCHMARKS, "slo", ("toybench", "a toy"))
     monkeypatch.setattr("sys.path", ["unused"])
     monkeypatch.setattr("sys.argv", ["unused"])

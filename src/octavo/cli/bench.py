@@ -5,9 +5,10 @@ import runpy
 import sys
 from pathlib import Path
 
-import octavo
 from octavo.cli.arguments import Parser
 from octavo.errors import ConfigError, nearest
+
+ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 
 # Name -> module, and what it shows.
 BENCHMARKS = {
@@ -38,13 +39,12 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in BENCHMARKS:
         what = f"no benchmark {args.name!r}{nearest(args.name, BENCHMARKS)}" if args.name else ""
         raise ConfigError(f"{what or 'name a benchmark'}; there are {', '.join(BENCHMARKS)}")
-    root = Path(octavo.__file__).parents[2]
-    if not (root / "benchmarks" / "run.py").is_file():
+    if not (ROOT / "benchmarks" / "run.py").is_file():
         raise ConfigError(
             "the benchmarks come with the source tree, not with the installed package: run this "
             "in a checkout, after `pip install --editable '.[bench]'`"
         )
-    sys.path.insert(0, str(root))
+    sys.path.insert(0, str(ROOT))
     module = BENCHMARKS[args.name][0]
     sys.argv = [module, *args.rest]
     try:
