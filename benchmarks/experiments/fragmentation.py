@@ -29,7 +29,7 @@ from benchmarks.experiments.common import (
 from benchmarks.rows import table
 from benchmarks.workloads import Job
 
-CONCURRENT = {8: 16, 32: 64}  # at once -> in all
+CONCURRENT = {8: 16, 32: 48}  # at once -> in all
 
 
 def main() -> int:
