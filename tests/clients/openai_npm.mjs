@@ -72,6 +72,6 @@ await refused(OpenAI.AuthenticationError, "invalid_api_key", chat({}, stranger))
 
 const stop = new AbortController();
 const stream = await client.chat.completions.create(
-  { ...asked, max_completion_tokens: 500, stream: true }, { signal: stop.signal });
+  { ...asked, max_completion_tokens: 400, stream: true }, { signal: stop.signal });
 for await (const _ of stream) { stop.abort(); break; }
 console.log("aborted a stream; the server still answers:", (await client.models.list()).data.length, "model");

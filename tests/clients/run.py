@@ -26,7 +26,6 @@ from octavo.log import cache_dir
 
 HERE = Path(__file__).parent
 KEY = "a-key"
-CASES = 5_000
 VERSIONS = {
     "openai_npm": "openai@6.49.0",
     "langchain_openai": "langchain-openai==1.7.4",
@@ -91,7 +90,7 @@ def schemathesis(port: int) -> list[str]:
         str(program), "run", f"http://127.0.0.1:{port}/openapi.json",
         "--header", f"Authorization:Bearer {KEY}",
         "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing",
-        "--max-examples", "1000", "--seed", "1", "--continue-on-failure", "--no-color",
+        "--max-examples", "900", "--seed", "1", "--continue-on-failure", "--no-color",
         "--suppress-health-check", "all", "--warnings", "off",
     ]  # fmt: skip
 
@@ -112,7 +111,8 @@ CLIENTS: dict[str, Callable[[int], list[str]]] = {
 
 @contextlib.contextmanager
 def embedded() -> Iterator[int]:
-    flags = ("--api-key", KEY, "--max-model-len", "4096", "--no-load-progress")
+    # A default answer ends at the window: this model often does not end one by itself.
+    flags = ("--api-key", KEY, "--max-model-len", "512", "--no-load-progress")
     server = ServeProcess("smollm2", *flags, log=subprocess.DEVNULL)
     try:
         server.wait_ready()
