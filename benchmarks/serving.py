@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.engines import model_file
 from benchmarks.peers.octavo_http import stream_body
 from benchmarks.rows import percentile, row, save
-from benchmarks.server import Reply, ServeProcess, Stops, ask, cpu_seconds
+from benchmarks.server import Reply, ServeProcess, Stops, ask, cpu_seconds, run_client
 from benchmarks.workloads import WORKLOADS, Job
 
 _FLAGS = ("--dtype", "bfloat16", "--no-load-progress", "--kv-cache-memory-bytes", str(1 << 30),
@@ -73,7 +73,7 @@ def overhead(model: str, reps: int) -> dict[str, Any]:
         for run in range(3 * reps):
             before, stopped = {n: cpu_seconds(pid) for n, pid in pids.items()}, stops.count
             begun = time.monotonic()
-            replies = asyncio.run(_streams(server.port, jobs, f"run {run}"))
+            replies = run_client(_streams(server.port, jobs, f"run {run}"))
             found = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
             found["wall"] = time.monotonic() - begun
             tokens = sum(reply.output_tokens for reply in replies)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.protocol import Outcome, serve
-from benchmarks.server import ServeProcess, ask
+from benchmarks.server import ServeProcess, ask, run_client
 from benchmarks.workloads import Job
 from octavo.config import flag_name
 from octavo.version import __version__
@@ -27,7 +27,7 @@ class OctavoServer:
         self.facts = {"build": f"octavo {__version__} serve", "streaming": True}
 
     def run(self, jobs: list[Job], done: Callable[[int], None]) -> Outcome:
-        return asyncio.run(self._run(jobs))
+        return run_client(self._run(jobs))
 
     async def _run(self, jobs: list[Job]) -> Outcome:
         bodies = [stream_body(job, f"run {self._runs}") for job in jobs]

