@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from benchmarks.server import Reply, ask
+from benchmarks.server import Reply, ask, run_client
 
 STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -26,7 +26,7 @@ def answered(raw: bytes) -> tuple[Reply, bytes]:
         async with server:
             return await ask(server.sockets[0].getsockname()[1], {"prompt": "x"})
 
-    return asyncio.run(main()), bytes(got)
+    return run_client(main()), bytes(got)
 
 
 @pytest.mark.parametrize(
