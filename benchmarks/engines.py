@@ -37,6 +37,10 @@ _VLLM_ALL_CORES = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "OMP_NUM_THREADS": str(usable_cores()),
 }
+# This machine as one without AVX-512: oneDNN (and our kernels), torch's own, MKL.
+_AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}  # fmt: skip
 _EXPORT = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16")
 
 ENGINES: dict[str, EngineSpec] = {
@@ -45,6 +49,9 @@ ENGINES: dict[str, EngineSpec] = {
     "octavo-stretch4": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=4"}),
     "octavo-unbounded": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=none"}),
     "octavo-fp32": EngineSpec("octavo_llm", {**_OWN, "dtype": "float32"}),
+    "octavo-kv-int8": EngineSpec("octavo_llm", {**_OWN, "kv_cache_dtype": "int8"}),
+    "octavo-kv-fp8": EngineSpec("octavo_llm", {**_OWN, "kv_cache_dtype": "fp8"}),
+    "octavo-avx2": EngineSpec("octavo_llm", {**_OWN, "dtype": "auto"}, environment=_AVX2),
     "static-8": EngineSpec("transformers_static", {"batch": 8}),
     "static-16": EngineSpec("transformers_static", {"batch": 16}),
     "static-32": EngineSpec("transformers_static", {"batch": 32}),

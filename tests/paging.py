@@ -8,6 +8,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.kernels import reference
 
+CODES = (torch.int8, torch.float8_e4m3fn)
 Rows = Sequence[tuple[int, int]]  # (queries, length) of each row: its last queries of length keys
 
 
@@ -37,7 +38,11 @@ def metadata(rows: Rows, block_size: int, seed: int = 0) -> AttentionMetadata:
 
 
 class Sequences:
-    """Random q, k, v of whole sequences, written to a cache that held NaN before."""
+    """Random q, k, v of whole sequences, written to a cache that held NaN before.
+
+    With a `kv_dtype` of codes, k and v are what the reference makes of them: so what is compared
+    is the computation on one cache, not the loss of the codes.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Sequences:
         block_size: int,
         dtype: torch.dtype,
         seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.backend, self.spec, self.lengths, self.block_size = backend, spec, lengths, block_size
         torch.manual_seed(seed)
@@ -56,10 +62,13 @@ class Sequences:
         )
         whole = metadata([(n, n) for n in lengths], block_size)
         blocks = 1 + sum(-(-n // block_size) for n in lengths)
-        shape, kind = backend.kv_layout(spec, blocks, block_size, dtype)
-        self.cache = torch.full(shape, float("nan"), dtype=kind)
+        shape, kind = backend.kv_layout(spec, blocks, block_size, kv_dtype or dtype)
+        self.cache = torch.empty(shape, dtype=kind)
+        self.cache.view(torch.uint8).fill_(0xFF)  # NaN, but for int8, of which the scales are
         self.cache[0].zero_()
         backend.write(torch.cat(self.k), torch.cat(self.v), self.cache, whole)
+        if kv_dtype in CODES:
+            self.k, self.v = ([decoded(x, kind) for x in part] for part in (self.k, self.v))
 
     def attend(self, queries: Sequence[int]) -> list[torch.Tensor]:
         """The last `queries[i]` queries of each sequence, all in one step."""
@@ -93,6 +102,11 @@ class Sequences:
             self.q[index], self.k[index], self.v[index], spec.scale, spec.window, spec.soft_cap
         )
         return out.flatten(1)
+
+
+def decoded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x as it comes back from a cache of codes, float32."""
+    return reference.dequantize_kv(*reference.quantize_kv(x, dtype))
 
 
 # Root mean square of the difference over that of the reference. bfloat16 rounds to 2^-9.

@@ -147,3 +147,8 @@ def test_a_flag_refuses_a_value_of_another_kind():
         parse(EngineConfig, "--dtype", "float16")
     with pytest.raises(argparse.ArgumentError):
         parse(EngineConfig, "--max-num-seqs", "many")
+
+
+def test_a_type_of_the_kv_cache_that_there_is_not():
+    assert EngineConfig(kv_cache_dtype="fp8_e4m3").kv_cache_dtype == "fp8_e4m3"
+    assert "'int8', 'fp8'" in refused(kv_cache_dtype="int4")

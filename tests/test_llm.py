@@ -521,6 +521,21 @@ def test_an_interrupt_loses_only_its_own_requests(tiny, monkeypatch):
     assert tiny.engine.stats.running == 0
 
 
+@pytest.mark.parametrize(("kv", "shown", "size"), [
+    ("auto", "float32", 64), ("bfloat16", "bfloat16", 32), ("int8", "int8", 20), ("fp8", "fp8", 20),
+    ("fp8_e4m3", "fp8", 20),
+])  # fmt: skip
+def test_the_cache_is_sized_by_what_a_block_takes(tiny_folder, kv, shown, size):
+    block = 2 * 2 * 2 * 16 * size  # layers, heads, K and V, tokens, bytes of a row
+    llm = load(
+        tiny_folder, kv_cache_dtype=kv, num_gpu_blocks_override=None,
+        kv_cache_memory_bytes=100 * block + 1, swap_space=10.5 * block / 2**30,
+    )  # fmt: skip
+    limits = llm.engine.limits
+    assert (limits.kv_cache_dtype, limits.block_bytes) == (shown, block)
+    assert (limits.num_blocks, limits.num_host_blocks) == (101, 10)
+
+
 def test_priority_orders_the_waiting(tiny_folder):
     llm = load(tiny_folder, max_num_seqs=1, scheduler="priority")
     ended = []

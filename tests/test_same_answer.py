@@ -1,7 +1,8 @@
 """Same request, same answer: whatever the company, the chunks, the cache, or the memory.
 
 Every run is compared with the request alone on a fresh engine: token ids are equal, and
-log-probabilities within 1e-4 (fp32).
+log-probabilities within 1e-4 (fp32). All of it once more with a KV cache of int8, whose codes must
+not depend on any of this either.
 """
 
 import random
@@ -54,16 +55,24 @@ def check_same(got, alone):
                 assert have[token].rank == entry.rank
 
 
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def make(tiny_folder, request):
+    """Makes an engine with the KV cache of the day."""
+    return lambda **changes: LLM(
+        str(tiny_folder), **options(kv_cache_dtype=request.param, **changes)
+    )
+
+
 @pytest.fixture(scope="module")
-def alone(tiny_folder):
+def alone(make):
     """Each request on an engine that has seen nothing else."""
-    llm = LLM(str(tiny_folder), **options(enable_prefix_caching=False))
+    llm = make(enable_prefix_caching=False)
     return {i: ask(llm, [i])[i] for i in range(16)}
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_folder):
-    return LLM(str(tiny_folder), **options())
+def llm(make):
+    return make()
 
 
 def test_smp_12_all_at_once_at_every_row(llm, alone):
@@ -73,8 +82,8 @@ def test_smp_12_all_at_once_at_every_row(llm, alone):
         check_same(ask(llm, [(i + shift) % 16 for i in range(16)]), alone)
 
 
-def test_cache_hits_change_nothing(tiny_folder, alone):
-    llm = LLM(str(tiny_folder), **options())
+def test_cache_hits_change_nothing(make, alone):
+    llm = make()
     check_same(ask(llm, list(range(16))), alone)
     assert llm.engine.stats.cached_tokens == 0
     check_same(ask(llm, list(range(16))), alone)
@@ -82,20 +91,17 @@ def test_cache_hits_change_nothing(tiny_folder, alone):
 
 
 @pytest.mark.parametrize("budget", [16, 17, 32, 64])
-def test_sch_07_chunks_change_nothing(tiny_folder, alone, budget):
-    llm = LLM(str(tiny_folder), **options(max_num_batched_tokens=budget))
+def test_sch_07_chunks_change_nothing(make, alone, budget):
+    llm = make(max_num_batched_tokens=budget)
     check_same(ask(llm, list(range(16))), alone)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
 @pytest.mark.parametrize("cache", [False, True])
-def test_sch_01_preemption_changes_nothing(tiny_folder, alone, mode, cache):
-    llm = LLM(
-        str(tiny_folder),
-        **options(
-            num_gpu_blocks_override=7, max_model_len=100, enable_prefix_caching=cache,
-            preemption_mode=mode,
-        ),
+def test_sch_01_preemption_changes_nothing(make, alone, mode, cache):
+    llm = make(
+        num_gpu_blocks_override=7, max_model_len=100, enable_prefix_caching=cache,
+        preemption_mode=mode,
     )  # fmt: skip
     check_same(ask(llm, list(range(16))), alone)
     assert llm.engine.stats.preemptions > 0
@@ -105,11 +111,10 @@ def test_sch_01_preemption_changes_nothing(tiny_folder, alone, mode, cache):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_sch_06_displacement_changes_nothing(tiny_folder, alone, mode):
-    llm = LLM(
-        str(tiny_folder),
-        **options(num_gpu_blocks_override=12, max_model_len=150, preemption_mode=mode),
-        max_num_seqs=3, scheduler="priority",
+def test_sch_06_displacement_changes_nothing(make, alone, mode):
+    llm = make(
+        num_gpu_blocks_override=12, max_model_len=150, preemption_mode=mode, max_num_seqs=3,
+        scheduler="priority",
     )  # fmt: skip
     engine, got = llm.engine, {i: [] for i in range(16)}
     for urgency, group in enumerate((range(5), range(5, 10), range(10, 16))):
@@ -126,7 +131,7 @@ def test_sch_06_displacement_changes_nothing(tiny_folder, alone, mode):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_sch_01_a_stop_string_is_found_across_a_preemption(tiny_folder, llm, mode):
+def test_sch_01_a_stop_string_is_found_across_a_preemption(make, llm, mode):
     """Each answer's stop string is what it says at its end: most of it came before a preemption."""
     decode = llm.get_tokenizer().decode
     letters = [i for i in range(256) if decode([i]).isascii() and decode([i]).isalpha()]
@@ -139,10 +144,7 @@ def test_sch_01_a_stop_string_is_found_across_a_preemption(tiny_folder, llm, mod
     asked = [prompts()[10 + i][:20] for i in range(6)]
     whole = [out.outputs[0] for out in llm.generate(asked, plain, use_tqdm=False)]
     stops = [one.text[-6:] for one in whole]
-    small = LLM(
-        str(tiny_folder),
-        **options(num_gpu_blocks_override=10, max_model_len=100, preemption_mode=mode),
-    )
+    small = make(num_gpu_blocks_override=10, max_model_len=100, preemption_mode=mode)
     stopping = [p.with_(stop=[stop]) for p, stop in zip(plain, stops, strict=True)]
     found = [out.outputs[0] for out in small.generate(asked, stopping, use_tqdm=False)]
     assert small.engine.stats.preemptions > 0
@@ -186,15 +188,13 @@ def test_smp_08_a_seed_is_its_own_and_no_seed_is_fresh(llm):
     assert zero[0] == zero[1]
 
 
-def test_lgp_09_prompt_logprobs_survive_chunks_and_the_cache(tiny_folder, llm):
+def test_lgp_09_prompt_logprobs_survive_chunks_and_the_cache(make, llm):
     ask_all = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
     lengths = [1, 15, 16, 17, 33, 64]
     wanted = [p for p in prompts() if len(p) in lengths]
     whole = llm.generate(wanted, ask_all, use_tqdm=False)
     again = llm.generate(wanted, ask_all, use_tqdm=False)
-    chunked = LLM(str(tiny_folder), **options(max_num_batched_tokens=16)).generate(
-        wanted, ask_all, use_tqdm=False
-    )
+    chunked = make(max_num_batched_tokens=16).generate(wanted, ask_all, use_tqdm=False)
     for first, second, third in zip(whole, again, chunked, strict=True):
         assert len(first.prompt_logprobs) == len(first.prompt_token_ids)
         assert first.prompt_logprobs[0] is None
@@ -226,8 +226,8 @@ def test_sch_12_each_choice_is_what_it_would_be_alone(llm, length):
             assert own[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
 
 
-def test_smp_23_nothing_of_a_request_is_left_for_the_next(tiny_folder):
-    llm = LLM(str(tiny_folder), **options(max_num_seqs=1))
+def test_smp_23_nothing_of_a_request_is_left_for_the_next(make):
+    llm = make(max_num_seqs=1)
     plain = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     prompt = prompts()[9]
     fresh = llm.generate(prompt, plain, use_tqdm=False)[0].outputs[0].token_ids

@@ -19,7 +19,7 @@ from octavo.errors import ConfigError, nearest
 Dtype = Literal["auto", "bfloat16", "float32"]
 Device = Literal["auto", "cpu"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
-KVDtype = Literal["auto", "bfloat16", "float32"]
+KVDtype = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -39,7 +39,8 @@ class EngineConfig:
                            "processor has it in hardware, else float32")  # fmt: skip
     device: Device = _option("auto", "where to compute")
     quantization: str | None = _option(None, "quantize the weights at load")
-    kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto follows dtype")
+    kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto follows dtype, int8 and "
+                                      "fp8 take half of bfloat16's memory")  # fmt: skip
     attention_impl: str = _option("auto", "attention kernels by name")
     tensor_parallel_size: int = _option(1, "processes that share one model", low=1)
     max_model_len: int | None = _option(None, "window in tokens; default: the model's", low=1)

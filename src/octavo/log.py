@@ -1,7 +1,8 @@
 """Logger set-up, and the only reader of the environment.
 
 Environment variables never change what is computed: they only say where files go, how loud
-the log is, and hold secrets that must not stand on a command line.
+the log is, and hold secrets that must not stand on a command line. One, oneDNN's own, makes this
+processor stand for an older one, of which the last bits are then those.
 """
 
 import logging
@@ -34,6 +35,11 @@ def cache_dir() -> Path:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def instruction_limit() -> str:
+    """ONEDNN_MAX_CPU_ISA: the most that oneDNN may use of the processor, as "AVX2"; '' for all."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
 
 
 def api_key_from_environment() -> str | None:

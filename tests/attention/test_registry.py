@@ -76,6 +76,17 @@ def test_every_objection_is_named() -> None:
         assert part in str(caught.value)
 
 
+def test_a_cache_type_that_a_backend_lacks_is_refused_at_the_start() -> None:
+    attention.register_attention_impl("mine", Mine)
+    for kv_dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8")):
+        with pytest.raises(ConfigError, match=f"kv_cache_dtype {name} is not one of float32"):
+            attention.create("mine", "cpu", torch.float32, [spec()], 16, kv_dtype)
+        made = attention.create("auto", "cpu", torch.bfloat16, [spec()], 16, kv_dtype)
+        assert isinstance(made, CpuAttention)
+        odd = attention.create("auto", "cpu", torch.bfloat16, [spec(20)], 16, kv_dtype)
+        assert isinstance(odd, TorchAttention)
+
+
 def test_unknown_attributes_of_the_package_are_errors() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         attention.nothing  # noqa: B018

@@ -5,7 +5,7 @@ import torch
 
 from octavo.attention.base import AttentionSpec
 from octavo.attention.torch_ref import TorchAttention
-from paging import Sequences, assert_close
+from paging import CODES, Sequences, assert_close
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -16,3 +16,12 @@ def test_paging_changes_nothing(dtype: torch.dtype, window: int | None, cap: flo
     for queries in ([1, 15, 16, 17, 50], [1] * 5, [1, 2, 16, 5, 33]):
         for i, got in enumerate(run.attend(queries)):
             assert_close(got, run.expected(i)[-queries[i] :])
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_of_codes(dtype: torch.dtype, codes: torch.dtype) -> None:
+    spec = AttentionSpec(6, 2, 20, 0.3, 20, 5.0)
+    run = Sequences(TorchAttention(), spec, [1, 17, 50], 16, dtype, kv_dtype=codes)
+    for i, got in enumerate(run.attend([1, 17, 50])):
+        assert_close(got.float() if dtype == torch.float32 else got.bfloat16(), run.expected(i))

@@ -44,12 +44,13 @@ def answers(llm, seed=0):
 
 
 @needs_tiles
-@pytest.mark.parametrize("budget", [16, 33, 300])
-def test_a_captured_step_gives_the_bits_of_an_ordinary_one(tmp_path, budget):
+@pytest.mark.parametrize(("budget", "kv"), [(16, "auto"), (33, "int8"), (33, "fp8"), (300, "auto")])
+def test_a_captured_step_gives_the_bits_of_an_ordinary_one(tmp_path, budget, kv):
     folder = kit.tiny(tmp_path)
-    captured = make(folder, max_num_batched_tokens=budget)
+    captured = make(folder, max_num_batched_tokens=budget, kv_cache_dtype=kv)
     assert steps(captured) == f"captured up to {min(budget, 256)} tokens"
-    assert answers(captured) == answers(make(folder, eager=True, max_num_batched_tokens=budget))
+    ordinary = make(folder, eager=True, max_num_batched_tokens=budget, kv_cache_dtype=kv)
+    assert answers(captured) == answers(ordinary)
 
 
 def rows(*given):

@@ -1,13 +1,17 @@
 """The pool's tensors and the plan's copies."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from octavo.attention.base import AttentionSpec
+from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import BlockCopy
 from octavo.errors import ConfigError
 from octavo.runner.kv_cache import KVCache, block_bytes
+from paging import CODES, metadata
 
 SPECS = [AttentionSpec(4, 2, 8, 1.0), AttentionSpec(4, 1, 16, 1.0)]
 
@@ -57,6 +61,25 @@ def test_every_value_of_a_block_is_copied(cache):
 def test_block_bytes_is_what_the_tensors_take(cache):
     total = sum(layer.numel() * layer.element_size() for layer in cache.layers)
     assert block_bytes(TorchAttention(), SPECS, 4, torch.float32) * 8 == total
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+def test_codes_move_with_their_scales_and_take_a_byte_each(backend, codes):
+    specs = [AttentionSpec(4, 2, 64, 0.125)]
+    made = KVCache(backend(), specs, 8, 16, codes, "cpu", num_host_blocks=5)
+    assert block_bytes(backend(), specs, 16, codes) == 16 * 2 * 2 * (64 + 4)
+    assert block_bytes(backend(), specs, 16, torch.bfloat16) == 16 * 2 * 2 * 64 * 2
+    k, v = torch.randn(2, 30, 2, 64).bfloat16()
+    step = metadata([(30, 30)], 16)
+    made_by, q = backend(), torch.randn(30, 4, 64).bfloat16()
+    made_by.write(k, v, made.layers[0], step)
+    before = made_by.attend(q, made.layers[0], step, specs[0])
+    first, second = step.block_tables[0].tolist()
+    made.copy([BlockCopy("out", first, 4), BlockCopy("copy", second, 5), BlockCopy("in", 4, 6)])
+    made.layers[0].view(torch.uint8)[:5] = 0xFF
+    moved = dataclasses.replace(step, block_tables=torch.tensor([[6, 5]], dtype=torch.int32))
+    assert torch.equal(made_by.attend(q, made.layers[0], moved, specs[0]), before)
 
 
 def test_the_host_pool_may_lie_on_a_disk(tmp_path):

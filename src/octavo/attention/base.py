@@ -65,7 +65,7 @@ class GraphSafe(Protocol):
         self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
     ) -> tuple[bytes, object]:
         """The part of its kernel's arguments that is a step's own, the same for all layers of
-        `spec`; and what must live until the step has run. dtype: the cache's."""
+        `spec`; and what must live until the step has run. dtype: the queries'."""
         ...
 
 

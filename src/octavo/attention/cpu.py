@@ -1,4 +1,4 @@
-"""The CPU backend: paged attention over compiled kernels, in bfloat16 and float32.
+"""The CPU backend: paged attention over compiled kernels, the cache in 16, 32 or 8 bits.
 
 It divides a step into items of work once and runs them for each layer. Layout of the cache and
 numerics: see `kernels.cpu_attention`.
@@ -26,7 +26,6 @@ _pack_step = struct.Struct(cpu_layout.STEP_FORMAT).pack
 class _Work:
     """A step's items for layers of one kind. `keep` owns the memory that `packed` points to."""
 
-    kernel: cpu_jit.Kernel
     packed: bytes
     threads: int
     keep: tuple[object, ...]
@@ -38,7 +37,7 @@ class CpuAttention:
     name = "cpu"
     capabilities = Capabilities(
         dtypes=_FLOATS,
-        kv_dtypes=_FLOATS,
+        kv_dtypes=(*_FLOATS, *cpu_ops.CODES),
         devices=("cpu",),
         head_dims=tuple(range(8, 257, 8)),
         block_sizes=(8, 16, 32, 64, 128),
@@ -54,6 +53,9 @@ class CpuAttention:
         self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
         """See AttentionBackend.kv_layout."""
+        if kv_dtype in cpu_ops.CODES:
+            size = cpu_layout.head_bytes(spec.head_dim, block_size)
+            return (num_blocks, spec.num_kv_heads, size), kv_dtype
         dim = cpu_layout.padded_dim(spec.head_dim)
         return (num_blocks, spec.num_kv_heads, 2, block_size * dim), kv_dtype
 
@@ -61,7 +63,9 @@ class CpuAttention:
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
     ) -> None:
         """See AttentionBackend.write."""
-        key, value = _in_rows(key.to(cache.dtype)), _in_rows(value.to(cache.dtype))
+        if cache.dtype not in cpu_ops.CODES:
+            key, value = key.to(cache.dtype), value.to(cache.dtype)
+        key, value = _in_rows(key), _in_rows(value)
         cpu_ops.rope_write(None, key, value, None, None, cache, meta.slots, meta.block_size)
 
     def rope_write(
@@ -82,7 +86,7 @@ class CpuAttention:
         holds afterwards is not defined.
         """
         turned = _in_rows(query)
-        if key.dtype != cache.dtype:
+        if cache.dtype not in (key.dtype, *cpu_ops.CODES):
             cpu_ops.rope_write(
                 turned, key, key, cos_sin, meta.positions, None, None, 1, q_norm, k_norm, eps
             )
@@ -103,15 +107,16 @@ class CpuAttention:
         spec: AttentionSpec,
     ) -> torch.Tensor:
         """See AttentionBackend.attend. A query of another dtype than the cache is converted."""
-        if query.dtype != cache.dtype:
+        if cache.dtype not in (query.dtype, *cpu_ops.CODES):
             return self.attend(query.to(cache.dtype), cache, meta, spec).to(query.dtype)
-        work = self._planned(meta, spec, cache.dtype)
+        work = self._planned(meta, spec, query.dtype)
         query = _in_rows(query)
         tokens, heads, head_dim = query.shape
         out = cpu_jit.empty((tokens, heads * head_dim), query.dtype)
         stride = query.stride(0) * query.itemsize
         call = _pack_call(0, 0, query.data_ptr(), stride, cache.data_ptr(), out.data_ptr())
-        work.kernel.run(call + work.packed, work.threads)
+        kind = cpu_ops.attention_kind(query.dtype, cache.dtype)
+        cpu_ops.kernel("attention", kind).run(call + work.packed, work.threads)
         return out
 
     def step_arguments(
@@ -146,9 +151,8 @@ class CpuAttention:
             shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
-        kernel = cpu_ops.kernel("attention", cpu_ops.attention_kind(dtype))
         keep = (items, counters, shared, tables, self._scratch)
-        return _Work(kernel, packed, threads, keep)
+        return _Work(packed, threads, keep)
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:

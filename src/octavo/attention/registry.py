@@ -14,6 +14,14 @@ _BUILT_IN = {
     "cpu": "octavo.attention.cpu:CpuAttention",
     "torch": "octavo.attention.torch_ref:TorchAttention",
 }
+# Names of the types of a KV cache; the first of two for one type is the one that is shown.
+KV_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 # The one table that grows at run time: registering is what `register_attention_impl` is for.
 _registered: dict[str, type[AttentionBackend]] = {}
 
@@ -92,11 +100,12 @@ def _objections(
     found: list[str] = []
     if kind not in can.devices:
         found.append(f"device {kind!r} is not one of {_listed(can.devices)}")
-    if dtype not in can.dtypes:
-        found.append(f"dtype {_name(dtype)} is not one of {_listed(map(_name, can.dtypes))}")
-    if kv_dtype not in can.kv_dtypes:
-        wanted = _listed(map(_name, can.kv_dtypes))
-        found.append(f"kv_cache_dtype {_name(kv_dtype)} is not one of {wanted}")
+    for field, one, known in (
+        ("dtype", dtype, can.dtypes), ("kv_cache_dtype", kv_dtype, can.kv_dtypes)
+    ):  # fmt: skip
+        if one not in known:
+            wanted = _listed(map(dtype_name, known))
+            found.append(f"{field} {dtype_name(one)} is not one of {wanted}")
     if block_size and can.block_sizes and block_size not in can.block_sizes:
         found.append(f"block_size {block_size} is not one of {_listed(can.block_sizes)}")
     for head_dim in sorted({s.head_dim for s in specs}):
@@ -109,8 +118,10 @@ def _objections(
     return found
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is called in options and messages."""
+    names = (name for name, known in KV_DTYPES.items() if known == dtype)
+    return next(names, str(dtype).removeprefix("torch."))
 
 
 def _listed(values: Iterable[object]) -> str:

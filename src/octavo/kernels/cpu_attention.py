@@ -17,6 +17,11 @@ pairs along dim; V is [block_size / pair][dim], pairs along keys. That is what t
 and AMX multiply, so blocks are used where they lie (see `cpu_tiles`). Keys past the end of the
 sequence may hold anything, NaN too: scores are masked, and V's last block is copied with zeros.
 
+A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as [block_size / RUN][dim][RUN]
+with RUN = min(16, block_size), V as [block_size][dim], then float32 scales [block_size] of K and of
+V. The codes of a piece are decoded to words in scratch, which is exact, once for all rows of an
+item; K's scales go on the scores, V's on the weights.
+
 An item of work is some queries of one row for one KV head over a range of pieces. The queries
 and the heads of the group are the rows of its products: row r is query r // groups.
 """
@@ -32,6 +37,8 @@ from octavo.kernels.cpu_vector import (
     LANES,
     Vec,
     copy,
+    decode,
+    fetch,
     get32,
     getd,
     getf,
@@ -54,7 +61,9 @@ from octavo.kernels.cpu_vector import (
     vmul,
     vsplat,
     vstore,
+    vstore2,
     vstoreh,
+    vstoreh2,
     vsub,
     vsum,
     vtop,
@@ -64,6 +73,7 @@ from octavo.kernels.cpu_vector import (
 _LOG2E = 1.4426950408889634
 _NONE = np.float32(-1e30)  # below any score; finite, so that two of them can be subtracted
 _ONE = np.float32(1.0)
+_AHEAD = 4  # runs of codes that are asked for before they are decoded
 
 
 @jit
@@ -78,9 +88,9 @@ def _squash(s, first, end, cap, factor):
         vstore(here, vmul(tanh, vsplat(np.float32(cap))))
 
 
-def _softmax(half: bool) -> Any:
+def _softmax(half: bool, coded: bool) -> Any:
     size, step = (2 if half else 4), 4 * LANES
-    put, exp2 = (vstoreh, vexp2_rough) if half else (vstore, vexp2)
+    put, exp2 = (vstoreh2, vexp2_rough) if half else (vstore2, vexp2)
 
     @jit(returns=types.float32)
     def peak(s, low, high, factor):
@@ -99,9 +109,19 @@ def _softmax(half: bool) -> Any:
         return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
 
     @jit(returns=Vec)
-    def weights(s, low, high, filled, factor, m):
+    def scaled(w, scales, index):
+        return vmul(w, vload(scales + index * LANES * 4)) if coded else w
+
+    @jit
+    def descale(s, low, high, scales):
+        for v in range(low // step * 4, (high + step - 1) // step * 4):
+            vstore(s + v * LANES * 4, scaled(vload(s + v * LANES * 4), scales, v))
+
+    @jit(returns=Vec)
+    def weights(s, low, high, filled, factor, m, scales):
         """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
-        Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order."""
+        Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order.
+        What is stored has V's scales on it."""
         first, end = low // step * 4, (high + step - 1) // step * 4
         slope, shift = vsplat(factor), vsplat(-m)
         t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
@@ -112,10 +132,9 @@ def _softmax(half: bool) -> Any:
             w2 = exp2(vfma(vload(here + LANES * 8), slope, shift))
             w3 = exp2(vfma(vload(here + LANES * 12), slope, shift))
             t0, t1, t2, t3 = vadd(t0, w0), vadd(t1, w1), vadd(t2, w2), vadd(t3, w3)
-            put(to, w0)
-            put(to + LANES * size, w1)
-            put(to + LANES * size * 2, w2)
-            put(to + LANES * size * 3, w3)
+            v = (here - s) // (LANES * 4)
+            put(to, scaled(w0, scales, v), scaled(w1, scales, v + 1))
+            put(to + step // 2 * size, scaled(w2, scales, v + 2), scaled(w3, scales, v + 3))
             to += step * size
         if first > 0:
             zero(s, first * LANES * size)
@@ -124,19 +143,22 @@ def _softmax(half: bool) -> Any:
         return vadd(vadd(t0, t1), vadd(t2, t3))
 
     @jit
-    def softmax(s, rows, first, groups, window, filled, scale, cap, m, l, room):  # noqa: E741
+    def softmax(scratch, rows, first, groups, window, filled, scale, cap, m, l):  # noqa: E741
         """Scores of `rows` rows to weights, in place; m (in base 2) and l of each.
 
         Row r is query (first + r) // groups, counted so that query i sees the keys up to i. Three
         passes over the rows, so that no row waits for the sum of the one before.
         """
         factor = np.float32((scale if cap == 0.0 else 1.0) * _LOG2E)
+        s, room = scratch + at.S, scratch + at.SUMS
         for r in range(rows):
             high = (first + r) // groups + 1
             low = max(0, high - window) if window > 0 else 0
             row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
             top = _NONE
             if low < high:
+                if coded:
+                    descale(row, low, high, scratch + at.K_SCALES)
                 if cap > 0.0:
                     begin, end = low // step * 4, (high + step - 1) // step * 4
                     _squash(row, begin, end, cap, scale / cap)
@@ -148,7 +170,8 @@ def _softmax(half: bool) -> Any:
             row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
             total = vsplat(np.float32(0.0))
             if low < high:
-                total = weights(row, low, high, filled, factor, getf(m + 4 * r))
+                scales = scratch + at.V_SCALES
+                total = weights(row, low, high, filled, factor, getf(m + 4 * r), scales)
             else:
                 zero(row, filled * size)
             vstore(room + r * LANES * 4, total)
@@ -212,13 +235,14 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
         return geti(a + at.CACHE) + head * 2 * geti(a + at.BLOCK_SIZE) * dim * size
 
     @jit(returns=types.int64)
-    def place_k(a, item, start, count, dim, depth, pointers, room):
-        """Addresses of the vectors of K of keys start..start+count-1; returns their stride.
+    def place_k(a, item, start, count, dim, depth, scratch, room):
+        """Addresses (at K_AT) of the vectors of K of keys start..start+count-1; returns their
+        stride.
 
         A block that is narrower than a vector, or whose depth is no multiple of a tile's, is
         gathered to `room`.
         """
-        size_of_block = geti(a + at.BLOCK_SIZE)
+        size_of_block, pointers = geti(a + at.BLOCK_SIZE), scratch + at.K_AT
         groups = (count + keys - 1) // keys
         direct = size_of_block % keys == 0 and dim == depth
         stride = size_of_block * 4 if direct else keys * 4
@@ -253,9 +277,9 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
             zero(values + word * dim * 4, (words - word) * dim * 4)
 
     @jit(returns=types.int64)
-    def place_v(a, item, start, count, dim, pointers, room):
-        """Addresses of the parts of V of keys start..start+count-1; returns keys in a part."""
-        size_of_block = geti(a + at.BLOCK_SIZE)
+    def place_v(a, item, start, count, dim, scratch, room):
+        """Addresses (at V_AT) of the parts of V of these keys; returns keys in a part."""
+        size_of_block, pointers = geti(a + at.BLOCK_SIZE), scratch + at.V_AT
         words = size_of_block // pair
         gather = tiles and size_of_block < 32
         per_part = 32 if tiles else size_of_block
@@ -297,34 +321,115 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
     return place_k, place_v, pack_q
 
 
-def attention(kind: str) -> Any:
-    """The kernel for "float32", "bfloat16" (vectors) or "tiles" (bfloat16 on AMX)."""
-    half, tiles = kind != "float32", kind == "tiles"
+def _decoding(half: bool, tiles: bool, kind: str) -> tuple[Any, Any]:
+    """What `_placement` does, from a cache of codes of `kind`: everything goes to `room`."""
+    pair, keys = 2 if half else 1, 16 if tiles else LANES
+    whole, eight = decode(kind, half, keys), decode(kind, half, 8)
+
+    @jit(returns=types.int64)
+    def run_of(a, item, key, dim, values):
+        """Address of the run of codes of a key: of V if `values` is 1, else of K."""
+        size = geti(a + at.BLOCK_SIZE)
+        entry = get32(geti(a + at.TABLES) + (geti(item + at.TABLE) + key // size) * 4)
+        head = entry * geti(a + at.KV_HEADS) + geti(item + at.KV_HEAD)
+        block = geti(a + at.CACHE) + head * 2 * size * (dim + at.SCALE_BYTES)
+        return block + (values * size + key % size) * dim
+
+    @jit
+    def take_scales(a, item, start, count, dim, scratch):
+        size, done = geti(a + at.BLOCK_SIZE), 0
+        while done < count:
+            n = min(size, count - done)
+            here = run_of(a, item, start + done, dim, 0) + 2 * size * dim
+            copy(scratch + at.K_SCALES + done * 4, here, n * 4)
+            copy(scratch + at.V_SCALES + done * 4, here + size * 4, n * 4)
+            done += n
+        zero(scratch + at.K_SCALES + count * 4, (at.KEYS - count) * 4)
+        zero(scratch + at.V_SCALES + count * 4, (at.KEYS - count) * 4)
+
+    @jit(returns=types.int64)
+    def place_k(a, item, start, count, dim, depth, scratch, room):
+        run, last = min(geti(a + at.BLOCK_SIZE), at.RUN), start + count - 1
+        for key in range(0, count, run):
+            codes = run_of(a, item, start + key, dim, 0)
+            ahead = run_of(a, item, min(start + key + _AHEAD * run, last) // run * run, dim, 0)
+            for k in range(0, run, keys):
+                here = room + (key + k) // keys * depth // pair * keys * 4
+                first, lane = codes + k, (key + k) % keys
+                for w in range(dim // pair):
+                    fetch(ahead + w * pair * run)
+                    if run >= keys:
+                        whole(here + w * keys * 4, first, first + run)
+                    else:
+                        eight(here + (w * keys + lane) * 4, first, first + run)
+                    first += pair * run
+                zero(here + dim // pair * keys * 4, (depth - dim) // pair * keys * 4)
+        most = (count + keys - 1) // keys - 1
+        for g in range((most + 4) // 4 * 4):
+            seti(scratch + at.K_AT + 8 * g, room + min(g, most) * depth // pair * keys * 4)
+        take_scales(a, item, start, count, dim, scratch)
+        return keys * 4
+
+    @jit(returns=types.int64)
+    def place_v(a, item, start, count, dim, scratch, room):
+        run, last = min(geti(a + at.BLOCK_SIZE), at.RUN), start + count - 1
+        parts, to = (count + 31) // 32, room
+        for key in range(0, count, run):
+            codes = run_of(a, item, start + key, dim, 1)
+            ahead = run_of(a, item, min(start + key + _AHEAD * run, last) // run * run, dim, 1)
+            for w in range(run // pair):
+                for i in range(0, dim, keys):
+                    fetch(ahead + (w * dim + i) * pair)
+                    whole(to + i * 4, codes + i, codes + i + dim)
+                to += dim * 4
+                codes += dim * pair
+        zero(to, room + parts * 32 // pair * dim * 4 - to)
+        for part in range(parts):
+            seti(scratch + at.V_AT + 8 * part, room + part * 32 // pair * dim * 4)
+        return 32
+
+    return place_k, place_v
+
+
+def attention(variant: str) -> Any:
+    """The kernel for "float32", "bfloat16" (vectors) or "tiles" (bfloat16 on AMX), over a cache
+    of that type, or of codes: "tiles-int8"."""
+    kind, _, codes = variant.partition("-")
+    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
     size, pair = (2, 2) if half else (4, 1)
     scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(half)
-    softmax, finish = _softmax(half), _finish(half)
+    softmax, finish = _softmax(half, coded), _finish(half)
     place_k, place_v, pack_q = _placement(half, tiles)
+    if coded:
+        place_k, place_v = _decoding(half, tiles, codes)
     step = 4 * (16 if tiles else LANES)  # columns of scores are computed in steps of this many
     keys = 16 if tiles else LANES
 
     @jit
-    def piece(a, item, index, scratch, q, o, m, l, r, count, k_stride, per_part):  # noqa: E741
-        """o, m, l of one piece of the keys for rows r..r+count-1 (row r of Q is at q)."""
+    def piece(a, item, index, scratch, q, o, m, l, r, count, k_stride, per_part, room):  # noqa: E741
+        """o, m, l of one piece of the keys for rows r..r+count-1 (row r of Q is at q).
+
+        With a `per_part` of 0, V is decoded here, where K was: both would not stay in L1.
+        """
         head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
         dim = (head_dim + 15) // 16 * 16
         depth = (dim + 31) // 32 * 32 if tiles else dim
         window, start, position = geti(a + at.WINDOW), index * at.KEYS, geti(item + at.POSITION)
         seen = min(at.KEYS, position + (r + count - 1) // groups + 1 - start)
         columns = (seen + step - 1) // step * step
-        parts = (seen + per_part - 1) // per_part
+        unit = per_part if per_part > 0 else 32
+        parts = (seen + unit - 1) // unit
         s, k_at, v_at = scratch + at.S, scratch + at.K_AT, scratch + at.V_AT
         words, wide = depth // pair, dim // LANES
         scores(s, at.S_STRIDE, q, depth * size, count, k_at, columns // keys, words, k_stride)
         first = (position - start) * groups + r
-        filled = max(parts * per_part, columns)
+        filled = max(parts * unit, columns)
         scale, cap = getd(a + at.SCALE), getd(a + at.CAP)
-        softmax(s, count, first, groups, window, filled, scale, cap, m, l, scratch + at.SUMS)
-        words = per_part // pair
+        softmax(scratch, count, first, groups, window, filled, scale, cap, m, l)
+        if coded and per_part == 0:
+            whole = min(at.KEYS, position + geti(item + at.QUERIES) - start)
+            place_v(a, item, start, whole, dim, scratch, room)
+        words = unit // pair
         weighted(o, dim * 4, s, at.S_STRIDE, count, v_at, parts, words, dim * 4, wide)
 
     @jit
@@ -369,8 +474,10 @@ def attention(kind: str) -> Any:
         for index in range(geti(item + at.FIRST), geti(item + at.LAST)):
             start = index * at.KEYS
             count = min(at.KEYS, position + geti(item + at.QUERIES) - start)
-            k_stride = place_k(a, item, start, count, dim, depth, scratch + at.K_AT, room_k)
-            per_part = place_v(a, item, start, count, dim, scratch + at.V_AT, room_v)
+            k_stride = place_k(a, item, start, count, dim, depth, scratch, room_k)
+            per_part = 0
+            if not coded or rows > at.SUB:
+                per_part = place_v(a, item, start, count, dim, scratch, room_v)
             for r in range(0, rows, at.SUB):
                 n = min(at.SUB, rows - r)
                 to_o, to_m, to_l = new_o, new_m, new_l
@@ -386,7 +493,21 @@ def attention(kind: str) -> Any:
                         nothing(to_o, to_m, to_l, n, dim)
                     continue
                 q_at = q + r * depth * size
-                piece(a, item, index, scratch, q_at, to_o, to_m, to_l, r, n, k_stride, per_part)
+                piece(
+                    a,
+                    item,
+                    index,
+                    scratch,
+                    q_at,
+                    to_o,
+                    to_m,
+                    to_l,
+                    r,
+                    n,
+                    k_stride,
+                    per_part,
+                    room_k,
+                )
                 if not shared:
                     o_at, m_at, l_at = o + r * dim * 4, m + r * 4, l + r * 4
                     _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + at.FACTORS)

@@ -40,6 +40,10 @@ def object_code(kernel: Callable[[int], None], name: str) -> bytes:
 
 
 def _emit(module: llvm.ModuleRef) -> bytes:
+    return bytes(_optimize(module).emit_object(module))
+
+
+def _optimize(module: llvm.ModuleRef) -> llvm.TargetMachine:
     cpu, features = cpu_jit.cpu()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu,
@@ -50,4 +54,4 @@ def _emit(module: llvm.ModuleRef) -> bytes:
     )
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
-    return bytes(machine.emit_object(module))
+    return machine

@@ -11,12 +11,14 @@ does not depend on the other rows. Each has a plain torch twin in `reference`.
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from octavo.kernels import cpu_layout as at
 from octavo.kernels.cpu_vector import (
     LANES,
     Vec,
     copy,
+    encode,
     get32,
     getd,
     getf,
@@ -26,12 +28,14 @@ from octavo.kernels.cpu_vector import (
     setf,
     stack,
     take,
+    vabs,
     vadd,
     vdiv,
     vexp2,
     vfma,
     vload,
     vloadh,
+    vmax,
     vmin,
     vmul,
     vsplat,
@@ -39,6 +43,8 @@ from octavo.kernels.cpu_vector import (
     vstoreh,
     vsub,
     vsum,
+    vtop,
+    vup,
     zero,
 )  # fmt: skip
 
@@ -149,16 +155,90 @@ def activation(variant: str) -> Any:
     return _by_rows(row)
 
 
-def rope_write(dtype: str) -> Any:
+def _stored(half: bool, write: Any) -> tuple[Any, Any]:
+    """(put, store) of values as they are; `put` rounds a row of float32 in place of a row here.
+
+    store(x, v, to, slot, ...): a key (float32) and a value to the head's part of a block at `to`.
+    """
+    size, pair = (2, 2) if half else (4, 1)
+    rounded = stack(1024 + LANES * 4)
+
+    @jit
+    def put(x, to, head_dim):
+        for i in range(0, head_dim, LANES):
+            write(to + i * size, vload(x + i * 4), head_dim - i)
+
+    @jit
+    def store(x, v, to, slot, block_size, head_dim, dim):
+        near = rounded()
+        put(x, near, head_dim)
+        zero(near + head_dim * size, (dim - head_dim) * size)
+        here = to + slot * 4
+        for w in range(dim // pair):
+            set32(here + w * block_size * 4, get32(near + w * 4))
+        here = to + block_size * dim * size + slot // pair * dim * 4 + slot % pair * size
+        for d in range(head_dim):
+            copy(here + d * 4, v + d * size, size)
+        for d in range(head_dim, dim):
+            zero(here + d * 4, size)
+
+    return put, store
+
+
+def _coded(kind: str, read: Any, size: int) -> Any:
+    """`store` of `_stored` for codes of `kind`, as `reference.quantize_kv` makes them."""
+    put_codes, top = encode(kind), np.float32(127.0 if kind == "int8" else 448.0)
+    widened, near = stack(1024 + LANES * 4), stack(256 + LANES)
+
+    @jit(returns=types.float32)
+    def quantize(x, to, head_dim, dim):
+        """Codes of a row x of float32, zeros up to dim; returns the scale."""
+        zero(x + head_dim * 4, (dim - head_dim) * 4)
+        most, broken = vsplat(np.float32(2.0**-100)), vsplat(np.float32(0.0))
+        for i in range(0, dim, LANES):
+            value = vload(x + i * 4)
+            most = vmax(vabs(value), most)
+            broken = vfma(value, vsplat(np.float32(0.0)), broken)  # NaN if one is NaN or infinite
+        scale = vup(vsplat(vtop(most) / top))
+        factor = vdiv(vsplat(_ONE), scale)
+        for i in range(0, dim, LANES):
+            put_codes(to + i, vmul(vload(x + i * 4), factor))
+        return vtop(scale) + vsum(broken)
+
+    @jit
+    def store(x, v, to, slot, block_size, head_dim, dim):
+        codes, wide = near(), widened()
+        scales = to + 2 * block_size * dim + slot * 4
+        setf(scales, quantize(x, codes, head_dim, dim))
+        run = min(block_size, at.RUN)
+        here = to + slot // run * run * dim + slot % run
+        for d in range(dim):
+            copy(here + d * run, codes + d, 1)
+        for i in range(0, head_dim, LANES):
+            vstore(wide + i * 4, read(v + i * size, head_dim - i))
+        values = to + (block_size + slot) * dim
+        setf(scales + block_size * 4, quantize(wide, codes, head_dim, dim))
+        copy(values, codes, dim)
+
+    return store
+
+
+def rope_write(variant: str) -> Any:
     """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
+
+    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8").
 
     The cache's layout is that of `cpu_attention`. The norm's result is not rounded before rope.
     k itself is changed only when there is no cache.
     """
-    half = dtype == "bfloat16"
-    size, read, write = _memory(half)
-    pair = 2 if half else 1
-    widened, rounded = stack(1024 + LANES * 4), stack(1024 + LANES * 4)
+    dtype, _, kind = variant.partition("-")
+    size, read, write = _memory(dtype == "bfloat16")
+    put, store = _stored(dtype == "bfloat16", write)
+    if kind:
+        store = _coded(kind, read, size)
+    of_token = 2 * at.SCALE_BYTES if kind else 0  # scales of a KV head
+    code_size = 1 if kind else size
+    widened = stack(1024 + LANES * 4)
 
     @jit
     def norm(x, head_dim, weight, eps):
@@ -196,28 +276,6 @@ def rope_write(dtype: str) -> Any:
             turn(x, cos, geti(a + at.R_HALF))
 
     @jit
-    def put(x, to, head_dim):
-        for i in range(0, head_dim, LANES):
-            write(to + i * size, vload(x + i * 4), head_dim - i)
-
-    @jit
-    def store_k(x, cache, slot, block_size, head_dim, dim):
-        near = rounded()
-        put(x, near, head_dim)
-        zero(near + head_dim * size, (dim - head_dim) * size)
-        here = cache + slot * 4
-        for w in range(dim // pair):
-            set32(here + w * block_size * 4, get32(near + w * 4))
-
-    @jit
-    def store_v(v, cache, slot, block_size, head_dim, dim):
-        here = cache + block_size * dim * size + slot // pair * dim * 4 + slot % pair * size
-        for d in range(head_dim):
-            copy(here + d * 4, v + d * size, size)
-        for d in range(head_dim, dim):
-            zero(here + d * 4, size)
-
-    @jit
     def row(a, index):
         x, head_dim, kv_heads = widened(), geti(a + at.R_HEAD_DIM), geti(a + at.R_KV_HEADS)
         cos, cache = geti(a + at.R_COS_SIN), geti(a + at.R_CACHE)
@@ -240,8 +298,7 @@ def rope_write(dtype: str) -> Any:
                 continue
             slot, block_size = geti(geti(a + at.R_SLOTS) + index * 8), geti(a + at.R_BLOCK_SIZE)
             block = slot // block_size * kv_heads + h
-            to, slot = cache + block * 2 * block_size * dim * size, slot % block_size
-            store_k(x, to, slot, block_size, head_dim, dim)
-            store_v(v + h * head_dim * size, to, slot, block_size, head_dim, dim)
+            to = cache + block * block_size * (2 * dim * code_size + of_token)
+            store(x, v + h * head_dim * size, to, slot % block_size, block_size, head_dim, dim)
 
     return _by_rows(row)

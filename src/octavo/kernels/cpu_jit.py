@@ -190,13 +190,27 @@ def _mapped_libraries(name: str) -> list[str]:
     return sorted({path for path in paths if name in os.path.basename(path)})
 
 
+# What oneDNN calls a limit: a processor of that kind for LLVM, and features beyond it.
+_LIMITS = {
+    "AVX2": ("haswell", ("avx10", "avx512", "amx", "evex")),
+    "AVX512_CORE": ("skylake-avx512", ("avx10", "avx512bf16", "avx512fp16", "amx")),
+    "AVX512_CORE_BF16": ("cooperlake", ("avx10", "avx512fp16", "amx")),
+}
+
+
 @lru_cache(maxsize=1)
 def cpu() -> tuple[str, frozenset[str]]:
-    """Name and features of the processor, as LLVM calls them."""
+    """Name and features of the processor, as LLVM calls them.
+
+    Where ONEDNN_MAX_CPU_ISA holds the products of torch to less, the kernels are held to it, too:
+    so a machine can be measured as an older one.
+    """
     import llvmlite.binding as llvm
 
-    features = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    return llvm.get_host_cpu_name(), frozenset(features)
+    name, found = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+    features = {feature for feature, there in found.items() if there}
+    name, beyond = _LIMITS.get(log.instruction_limit(), (name, ()))
+    return name, frozenset(f for f in features if not f.startswith(beyond))
 
 
 @lru_cache(maxsize=1)

@@ -33,12 +33,21 @@ ITEM_SLOTS = 12
 
 # A thread's scratch: fixed parts, then at REST those that depend on the shape.
 CONFIG, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 1088, 2112, 2368, 2624, 4672
-REST = S + SUB * S_STRIDE
+K_SCALES = S + SUB * S_STRIDE  # those of a piece, float32; then those of V
+V_SCALES = K_SCALES + KEYS * 4
+REST = V_SCALES + KEYS * 4
+RUN = 16  # keys of a cache of codes whose K lies together
+SCALE_BYTES = 4  # of one key or value of a cache of codes
 
 
 def padded_dim(head_dim: int) -> int:
     """Dimensions of a head as they lie in the cache."""
     return -(-head_dim // 16) * 16
+
+
+def head_bytes(head_dim: int, block_size: int) -> int:
+    """Bytes of one KV head in a block of codes: K, V, then a float32 scale for each key of both."""
+    return 2 * block_size * (padded_dim(head_dim) + SCALE_BYTES)
 
 
 def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> int:

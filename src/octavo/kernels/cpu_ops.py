@@ -16,6 +16,7 @@ from octavo.kernels import cpu_jit, cpu_layout, reference
 from octavo.kernels.cpu_jit import Kernel
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 DTYPES = tuple(_NAMES)
 _PARALLEL_FROM = 16384  # values
 _pack_norm = struct.Struct(cpu_layout.NORM_FORMAT).pack
@@ -125,7 +126,8 @@ def rope_write(
 ) -> None:
     """Head norms, rope, cache write: whatever is given, in one pass (see `cpu_fused.rope_write`).
 
-    Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype.
+    Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype: that of
+    the cache, unless it is one of CODES.
     """
     some = q if q is not None else k
     assert some is not None
@@ -146,7 +148,8 @@ def rope_write(
         0 if cos_sin is None else cos_sin.shape[1] // 2, at(positions), at(cache), at(slots),
         block_size, head_dim, heads, kv_heads, at(q_norm), at(k_norm), eps,
     )  # fmt: skip
-    kernel("rope_write", _NAMES[some.dtype]).run(arguments, threads)
+    variant = _variant(_NAMES[some.dtype], some.dtype if cache is None else cache.dtype)
+    kernel("rope_write", variant).run(arguments, threads)
 
 
 @lru_cache(maxsize=1)
@@ -165,6 +168,11 @@ def has_tiles() -> bool:
         return False
 
 
-def attention_kind(dtype: torch.dtype) -> str:
-    """Variant of the attention kernel for `dtype`: "float32", "bfloat16" or "tiles"."""
-    return "tiles" if dtype == torch.bfloat16 and has_tiles() else _NAMES[dtype]
+def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
+    """Variant of the attention kernel: "float32", "bfloat16" or "tiles", "-int8" or "-fp8"."""
+    kind = "tiles" if dtype == torch.bfloat16 and has_tiles() else _NAMES[dtype]
+    return _variant(kind, kv_dtype)
+
+
+def _variant(kind: str, kv_dtype: torch.dtype) -> str:
+    return f"{kind}-{CODES[kv_dtype]}" if kv_dtype in CODES else kind

@@ -34,6 +34,8 @@ VH = ir.VectorType(I16, LANES)
 # 2^f on [-0.5, 0.5] as 1 + f * (C1 + f * (C2 + ...)), least squares. Relative error 9e-8, 1e-4.
 _EXP2 = (0.69314697758, 0.24022242072, 0.05550733773, 0.00967151326, 0.00132647184)
 _EXP2_ROUGH = (0.69328294190, 0.24221098260, 0.05500885643)
+# The same on [0, 1], the largest relative error as small as can be: 9e-5.
+_EXP2_ABOVE = (0.69511677121, 0.22764505002, 0.07706699090)
 # Added to x it leaves round(x) + 127 in the low bits: 1.5 * 2^23 has a unit of 1.
 _ROUNDER = 1.5 * 2**23 + 127
 
@@ -262,6 +264,13 @@ def zero(b, target, nbytes):
     call(b, "llvm.memset.p0.i64", ir.VoidType(), pointer(b, target, I8), byte, nbytes, flag)
 
 
+@op(types.void, types.int64)
+def fetch(b, address):
+    """Ask for a line of memory that will be read soon."""
+    flags = [ir.Constant(I32, value) for value in (0, 3, 1)]
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
+
+
 def stack(nbytes: int) -> Any:
     """A function that gives the address of `nbytes` of stack; another one at each call site."""
 
@@ -294,6 +303,24 @@ def vloadh(b, address):
 @op(types.void, types.int64, Vec)
 def vstoreh(b, address, value):
     store(b, narrow(b, value), address)
+
+
+@op(types.void, types.int64, Vec, Vec)
+def vstoreh2(b, address, x, y):
+    """vstoreh of x, then of y behind it."""
+    if HAS_DOT:
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        store(b, call(b, name, ir.VectorType(I16, 2 * LANES), y, x), address)
+    else:
+        store(b, narrow(b, x), address)
+        store(b, narrow(b, y), offset(b, address, 2 * LANES))
+
+
+@op(types.void, types.int64, Vec, Vec)
+def vstore2(b, address, x, y):
+    """vstore of x, then of y behind it."""
+    store(b, x, address)
+    store(b, y, offset(b, address, 4 * LANES))
 
 
 @op(Vec, types.float32)
@@ -339,6 +366,18 @@ def vmin(b, x, y):
     return b.select(b.fcmp_ordered("<", x, y), x, y)
 
 
+@op(Vec, Vec)
+def vup(b, x):
+    """x > 0 rounded up to a bfloat16."""
+    bits = b.and_(b.add(b.bitcast(x, VI), consti(0xFFFF)), consti(-65536))
+    return b.bitcast(bits, VF)
+
+
+@op(Vec, Vec)
+def vabs(b, x):
+    return call(b, f"llvm.fabs.v{LANES}f32", VF, x)
+
+
 @op(Vec, Vec, types.int64, types.int64, types.float32)
 def vkeep(b, x, low, high, fill):
     """Lanes low <= i < high of x, `fill` in the others."""
@@ -365,9 +404,23 @@ def vexp2(b, x):
     return _exp2(b, x, _EXP2)
 
 
+def _exp2_scaled(b: Any, x: Any) -> Any:
+    """2^(x - floor x) * 2^(floor x) with AVX-512's instructions for both parts: 7 against 10."""
+    every, nearest = ir.Constant(I16, -1), ir.Constant(I32, 4)
+    down = ir.Constant(I32, 9)
+    part = call(b, "llvm.x86.avx512.mask.reduce.ps.512", VF, x, down, x, every, nearest)
+    value = const(_EXP2_ABOVE[-1])
+    for factor in (*_EXP2_ABOVE[-2::-1], 1.0):
+        value = fma(b, value, part, const(factor))
+    return call(b, "llvm.x86.avx512.mask.scalef.ps.512", VF, value, x, value, every, nearest)
+
+
 @op(Vec, Vec)
 def vexp2_rough(b, x):
-    """2^x, relative error 1e-4: a twentieth of what rounding to bfloat16 adds."""
+    """2^x, relative error 1e-4: a twentieth of what rounding to bfloat16 adds. What is below
+    2^-126 may be zero."""
+    if LANES == 16 and "avx512dq" in FEATURES:
+        return _exp2_scaled(b, x)
     return _exp2(b, x, _EXP2_ROUGH)
 
 
@@ -391,3 +444,74 @@ def vsum(b, x):
 def vtop(b, x):
     """The largest lane."""
     return _reduce(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
+
+
+# -- codes of one byte: int8, and fp8 e4m3 without subnormals (see `reference.quantize_kv`) --------
+
+_FP8_BIAS = 127 - 7
+
+
+def _decoded(b: Any, kind: str, half: bool, codes: list[Any]) -> Any:
+    """Codes as a vector of words: float32, or the two lists as pairs of bfloat16. All exact."""
+    lanes = codes[0].type.count
+    wide = ir.VectorType(I32, lanes)
+
+    def each(value: int) -> Any:
+        return ir.Constant(wide, [value] * lanes)
+
+    if kind == "int8":  # of at most 8 bits, so the lower half of the float32 is zero
+        floats = [b.sitofp(b.sext(c, wide), ir.VectorType(F32, lanes)) for c in codes]
+        bits = [b.bitcast(x, wide) for x in floats]
+        return b.or_(b.lshr(bits[0], each(16)), bits[1]) if half else bits[0]
+    part, unit = (I16, 4) if half else (I32, 20)
+    short = ir.VectorType(part, lanes * 32 // part.width)
+
+    def split(value: int) -> Any:
+        return ir.Constant(short, [value] * short.count)
+
+    word = b.zext(codes[0], wide)
+    if half:
+        word = b.or_(word, b.shl(b.zext(codes[1], wide), each(16)))
+    word = b.bitcast(word, short)
+    sign = b.shl(b.and_(word, split(0x80)), split(part.width - 8))
+    size = b.shl(b.and_(word, split(0x7F)), split(unit))
+    value = b.add(size, split(_FP8_BIAS << (unit + 3)))
+    value = b.select(b.icmp_unsigned(">=", size, split(8 << unit)), value, split(0))
+    return b.bitcast(b.or_(value, sign), wide)
+
+
+def decode(kind: str, half: bool, lanes: int) -> Any:
+    """A function (to, first, second): `lanes` words made of the codes at two addresses."""
+
+    def emit(b, to, first, second):
+        addresses = (first, second) if half else (first,)
+        codes = [load(b, a, ir.VectorType(I8, lanes)) for a in addresses]
+        store(b, _decoded(b, kind, half, codes), to)
+
+    return op(types.void, types.int64, types.int64, types.int64)(emit)
+
+
+def _rounded_fp8(b: Any, value: Any) -> Any:
+    """The nearest code, ties to even; what is below 2^-6, the least one, is it or zero."""
+    bits = b.bitcast(value, VI)
+    size = b.and_(bits, consti(0x7FFFFFFF))
+    even = b.and_(b.lshr(size, consti(20)), consti(1))
+    code = b.lshr(b.add(b.add(size, consti(0x7FFFF)), even), consti(20))
+    code = b.sub(code, consti(_FP8_BIAS << 3))
+    code = b.select(b.icmp_signed("<", code, consti(8)), consti(8), code)
+    none = b.icmp_signed("<=", size, b.bitcast(const(2.0**-7), VI))
+    code = b.select(none, consti(0), code)
+    return b.or_(code, b.and_(b.lshr(bits, consti(24)), consti(0x80)))
+
+
+def encode(kind: str) -> Any:
+    """A function (to, x): the codes of LANES values within the range of the kind."""
+
+    def emit(b, to, x):
+        if kind == "int8":  # the sum has a unit of 1, so the rounded value is in its low bits
+            codes = b.bitcast(b.fadd(x, const(1.5 * 2**23)), VI)
+        else:
+            codes = _rounded_fp8(b, x)
+        store(b, b.trunc(codes, ir.VectorType(I8, LANES)), to)
+
+    return op(types.void, types.int64, Vec)(emit)

@@ -93,3 +93,29 @@ def attention(
     weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
     out = torch.einsum("kgql,lkd->qkgd", weights, value.float())
     return out.reshape(queries, heads, head_dim)
+
+
+def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of `dtype` and a float32 scale for each row of x [..., head_dim]: x ~ codes * scale.
+
+    The scale is max |x| / 127 (int8) or / 448 (float8_e4m3fn), rounded up to a bfloat16, so that a
+    weight of 1 times it is one; codes are rounded to nearest even. Of e4m3 no subnormals are used:
+    what is below 2^-6 becomes that or zero. A row that holds an infinity or NaN has the scale NaN,
+    so that it is seen.
+    """
+    wide = x.float()
+    most = wide.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
+    exact = most / (127.0 if dtype == torch.int8 else 448.0)
+    scale = ((exact.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+    scaled = wide * (torch.ones_like(scale) / scale)
+    if dtype == torch.int8:
+        codes = scaled.nan_to_num(0).round().to(dtype)
+    else:
+        least = torch.where(scaled.abs() > 2.0**-7, 2.0**-6, 0.0).copysign(scaled)
+        codes = torch.where(scaled.abs() < 2.0**-6, least, scaled).to(dtype)
+    return codes, (scale + (wide * 0).sum(-1, keepdim=True)).squeeze(-1)
+
+
+def dequantize_kv(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes [..., head_dim] and scale [...] of `quantize_kv` to float32."""
+    return codes.float() * scale.unsqueeze(-1)

@@ -90,8 +90,8 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """The type of the KV cache of a model in `dtype`."""
-    kinds = {"auto": dtype, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    return kinds[config.kv_cache_dtype]
+    name = config.kv_cache_dtype
+    return dtype if name == "auto" else attention_registry.KV_DTYPES[name]
 
 
 def _described(files: ModelFiles) -> str:

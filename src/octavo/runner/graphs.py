@@ -27,11 +27,9 @@ _MOST_TOKENS = 256  # from here on a step takes long beside what its calls cost
 class StepGraph:
     """The captured steps of one model, for up to `most` tokens."""
 
-    def __init__(
-        self, model: Decoder, graph: Graph, kv_dtype: torch.dtype, arguments: dict[int, bytes]
-    ) -> None:
+    def __init__(self, model: Decoder, graph: Graph, arguments: dict[int, bytes]) -> None:
         """arguments: attention's of the recorded step, by the number of the layer's kind."""
-        self._model, self._graph, self._kv_dtype = model, graph, kv_dtype
+        self._model, self._graph, self._dtype = model, graph, graph.given.dtype
         self._specs = list(dict.fromkeys(model.attention_specs))
         self._recorded = arguments
         self.most = graph.rows
@@ -42,7 +40,7 @@ class StepGraph:
         assert isinstance(backend, GraphSafe)
         rows = meta.num_tokens
         self._model.embed(token_ids, out=self._graph.given[:rows])
-        now = [backend.step_arguments(meta, spec, self._kv_dtype) for spec in self._specs]
+        now = [backend.step_arguments(meta, spec, self._dtype) for spec in self._specs]
         steps = {self._recorded[i]: arguments for i, (arguments, _) in enumerate(now)}
         return self._graph.replay(rows, meta.positions.data_ptr(), meta.slots.data_ptr(), steps)
 
@@ -59,10 +57,9 @@ def capture(
     if not isinstance(backend, GraphSafe) or not cpu_jit.team().is_exact(cpu_jit.threads()):
         return None
     inputs = builder.build(_made_up(tokens, builder.block_size))
-    dtype = cache.layers[0].dtype
-    specs = dict.fromkeys(model.attention_specs)
-    recorded = [backend.step_arguments(inputs.meta, spec, dtype) for spec in specs]
     given = model.embed(inputs.token_ids)
+    specs = dict.fromkeys(model.attention_specs)
+    recorded = [backend.step_arguments(inputs.meta, spec, given.dtype) for spec in specs]
     with cpu_jit.record() as recording, _Watch() as watch:
         result = model.layers(given, inputs.meta, cache.layers)
     positions, slots = inputs.meta.positions.data_ptr(), inputs.meta.slots.data_ptr()
@@ -74,7 +71,7 @@ def capture(
     except ValueError as error:
         logger.info("steps are not captured: %s", error)
         return None
-    found = StepGraph(model, graph, dtype, {i: packed for i, (packed, _) in enumerate(recorded)})
+    found = StepGraph(model, graph, {i: packed for i, (packed, _) in enumerate(recorded)})
     step = builder.build(_made_up(max(1, tokens // 3), builder.block_size, first_token=1))
     expected = model.forward(step.token_ids, step.meta, cache.layers)
     if not torch.equal(found.forward(step.token_ids, step.meta), expected):

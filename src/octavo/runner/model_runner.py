@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from octavo.attention.base import AttentionBackend
+from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
 from octavo.core.plan import (
     PlanRow,
@@ -17,6 +18,7 @@ from octavo.core.plan import (
     TokenLogprobs,
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
+from octavo.kernels import cpu_jit
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import kv_dtype, load_model
@@ -226,8 +228,8 @@ class ModelRunner:
             eos_token_ids=spec.eos_token_ids,
             model=config.model,
             architecture=spec.architecture,
-            dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(self.kv_dtype).removeprefix("torch."),
+            dtype=dtype_name(self.dtype),
+            kv_cache_dtype=dtype_name(self.kv_dtype),
             device=self.device,
             generation_defaults=dict(spec.generation_defaults),
             memory=terms or {},
@@ -255,8 +257,7 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def _bf16_in_hardware() -> bool:
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+    return bool({"avx512bf16", "amx-bf16", "bf16"} & cpu_jit.cpu()[1])
 
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
