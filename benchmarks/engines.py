@@ -52,6 +52,8 @@ ENGINES: dict[str, EngineSpec] = {
     "octavo-kv-int8": EngineSpec("octavo_llm", {**_OWN, "kv_cache_dtype": "int8"}),
     "octavo-kv-fp8": EngineSpec("octavo_llm", {**_OWN, "kv_cache_dtype": "fp8"}),
     "octavo-avx2": EngineSpec("octavo_llm", {**_OWN, "dtype": "auto"}, environment=_AVX2),
+    "octavo-int8": EngineSpec("octavo_llm", {**_OWN, "quantization": "int8"}),
+    "octavo-int4": EngineSpec("octavo_llm", {**_OWN, "quantization": "int4"}),
     "static-8": EngineSpec("transformers_static", {"batch": 8}),
     "static-16": EngineSpec("transformers_static", {"batch": 16}),
     "static-32": EngineSpec("transformers_static", {"batch": 32}),

@@ -38,7 +38,10 @@ class EngineConfig:
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip
     device: Device = _option("auto", "where to compute")
-    quantization: str | None = _option(None, "quantize the weights at load")
+    quantization: str | None = _option(None, "weights as integers: int8 or int4")
+    quantization_override: str | None = _option(
+        None, "other methods for parts, such as lm_head=none,layers.0.*=int8"
+    )
     kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto follows dtype, int8 and "
                                       "fp8 take half of bfloat16's memory")  # fmt: skip
     attention_impl: str = _option("auto", "attention kernels by name")

@@ -46,6 +46,7 @@ RUN_BY = {
     "cpu_layout": "cpu_attention",
     "cpu_linear_ops": "cpu_linear",
     "cpu_program": "cpu_graph",
+    "cpu_quant_ops": "cpu_quant",
     "cpu_tiles": "cpu_attention",
     "cpu_vector": "cpu_ops",
     "reference": "cpu_ops",

@@ -71,7 +71,7 @@ def test_every_family_is_known_by_both_its_names() -> None:
         ({"hidden_act": "relu"}, "hidden_act is 'relu'.*'silu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized with 'awq'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
         ({"rope_scaling": [1]}, "rope_parameters"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'.*llama3, yarn"),
         ({"rope_scaling": {"type": "su"}}, "rope_type is 'su'"),

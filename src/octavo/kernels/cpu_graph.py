@@ -25,6 +25,7 @@ _ROWS = {
     "rope_write": (cpu_layout.ROWS, cpu_layout.CHUNK),
     "activation": (cpu_layout.ROWS, cpu_layout.CHUNK),
     "linear": (cpu_layout.L_ROWS, 0),
+    "product": (cpu_layout.ROWS, 0),
 }
 _STEP_AT = struct.calcsize(cpu_layout.CALL_FORMAT) // 8  # first word of attention's step
 _FEW = 8  # rows that one thread takes before another has started

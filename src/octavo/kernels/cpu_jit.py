@@ -55,6 +55,10 @@ def record() -> Iterator[Recording]:
         _recording.reset(token)
 
 
+def is_recording() -> bool:
+    return _recording.get() is not None
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a kernel to write: torch.empty, noted while recording."""
     out = torch.empty(shape, dtype=dtype)

@@ -90,3 +90,16 @@ LINEAR_FORMAT = "<14q"
 # of the kernel, address of its arguments), and the address of sched_yield.
 P_TEAM, P_COUNT, P_KERNELS, P_YIELD = range(16, 16 + 4 * 8, 8)
 PROGRAM_FORMAT = "<6q"
+
+# -- quantized products (see `cpu_quant`) ------------------------------------------------------
+
+# TAKEN, DONE: rows that a thread has begun and ended to round; THREAD gives each its scratch.
+# FACTORS: of int4, [panel][group][16 columns] of (m, o); GROUP: 32s of k in a group. Q, S, X, OUT
+# as in the formulas there; ADDED: int32, to be added to the sums of each column.
+Q_TAKEN = 8
+(
+    Q_DONE, Q_THREAD, Q_X, Q_X_STRIDE, Q_IN, Q_OUT, Q_OUT_SIZE, Q_WEIGHTS, Q_SCALES, Q_ADDED,
+    Q_BIAS, Q_FACTORS, Q_NUM_GROUPS, Q_GROUP, Q_Q, Q_Q_STRIDE, Q_S, Q_SCRATCH, Q_SCRATCH_SIZE,
+) = range(24, 24 + 19 * 8, 8)  # fmt: skip
+QUANT_FORMAT = "<22q"
+Q_ROWS = 256  # rows for which a pair of panels is held: 393 KB of q at 1,536 wide

@@ -243,8 +243,14 @@ def tiles_shape(config, rows):
     tiles_on(config)
 
 
-def sum_tiles(b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, piece: Any) -> None:
-    """sums[i][j] over `turns`: rows at a + 64 * turn, pieces where piece(turn, j) says."""
+def sum_tiles(
+    b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, piece: Any,
+    dot: str = "tdpbf16ps",
+) -> None:  # fmt: skip
+    """sums[i][j] over `turns`: rows at a + 64 * turn, pieces where piece(turn, j) says.
+
+    dot: the instruction, which says what a line of 64 bytes holds.
+    """
     for register in range(tall * wide):
         _tile(b, "tilezero", _number(register))
 
@@ -258,7 +264,7 @@ def sum_tiles(b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, p
             register = 6 + j % 2
             _tile_load(b, register, *where(j))
             for t in range(tall):
-                _tile(b, "tdpbf16ps", *map(_number, (t * wide + j, 4 + t, register)))
+                _tile(b, dot, *map(_number, (t * wide + j, 4 + t, register)))
         return []
 
     loop(b, turns, [], turn)

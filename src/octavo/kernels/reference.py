@@ -119,3 +119,23 @@ def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 def dequantize_kv(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """codes [..., head_dim] and scale [...] of `quantize_kv` to float32."""
     return codes.float() * scale.unsqueeze(-1)
+
+
+def int4_weights(codes: torch.Tensor, m: torch.Tensor, o: torch.Tensor, group: int) -> torch.Tensor:
+    """int8 [N, K]: (c * m + o) >> 8 in 16 bits, of codes [N, K] with m and o per `group` k."""
+    size = codes.shape[1]
+    m, o = (v.repeat_interleave(group, 1)[:, :size] for v in (m, o))
+    return ((codes.int() * m + o).to(torch.int16) >> 8).to(torch.int8)
+
+
+def quantized_linear(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, K] with each row rounded to int8, times int8 `weight` [N, K] and its `scale` [N]."""
+    wide = x.float()
+    most = wide.abs().amax(1, keepdim=True)
+    # Not 127 / most, which torch rounds twice: as 127 times a reciprocal.
+    factor = torch.where(most > 1e-30, torch.full_like(most, 127).div(most), 0.0)
+    sums = (wide * factor).round().double() @ weight.double().T  # exact: integers below 2^53
+    y = sums.float() * scale * (most.div(127) + (wide * 0).sum(1, keepdim=True))
+    return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -7,6 +7,7 @@ oneDNN. A library picks its blocking, and with it the order of a sum, by the num
 that other counts give, and pads or splits the rows where it does not.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels import cpu_linear_ops, cpu_ops
+from octavo.kernels.cpu_quant_ops import QuantizedWeight, Room, unit
+from octavo.quant.base import NONE, Codes
+from octavo.quant.integers import pack
 
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -146,12 +150,29 @@ class Products:
         self._tiled = device == "cpu" and dtype == torch.bfloat16 and cpu_ops.has_tiles()
         self._packed = device == "cpu" and dtype in _LAYOUT_ROWS and _has_onednn(dtype)
         self._hint = _LAYOUT_ROWS.get(dtype, 1)
+        self._dtype, self._room = dtype, Room()
+        self._bytes: Counter[str] = Counter()  # of quantized weights, by method
+        self._num_tiled = 0
 
     def make(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, most_rows: int | None = None
+        self,
+        weight: torch.Tensor | Codes,
+        bias: torch.Tensor | None = None,
+        most_rows: int | None = None,
+        method: str = NONE,
     ) -> Product:
-        """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed."""
+        """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed.
+
+        method: "int8" or "int4", to multiply it as integers (`kernels.cpu_quant`).
+        """
+        if method != NONE:
+            packed = pack(weight, method)
+            self._bytes[method] += packed.num_bytes
+            return QuantizedWeight(packed, bias, self._dtype, self._room)
+        if isinstance(weight, Codes):
+            weight = weight.values().to(self._dtype)
         if self._tiled and cpu_linear_ops.fits(weight):
+            self._num_tiled += 1
             return cpu_linear_ops.TiledWeight(weight, bias)
         if self._packed:
             op = torch.ops.mkldnn._reorder_linear_weight
@@ -177,12 +198,18 @@ class Products:
 
     def explain(self) -> str:
         """What serves the products, for `octavo doctor`."""
-        if self._tiled and not self._shapes:
-            return "AMX tiles; rows do not depend on their number"
-        how = "oneDNN on reordered weights" if self._packed else "torch linear"
+        parts = [
+            f"{how} weights ({size >> 20} MiB) x int8 rows on {unit()}s"
+            for how, size in self._bytes.items()
+        ]
+        if self._num_tiled:
+            parts.append("bfloat16 on AMX tiles")
+        if self._shapes:
+            how = "oneDNN on reordered weights" if self._packed else "torch linear"
+            parts.append(how)
         if self.unstable:
-            return f"{how}; rows depend on their number in {', '.join(self.unstable)}"
-        return f"{how}; rows do not depend on their number"
+            return f"{'; '.join(parts)}; rows depend on their number in {', '.join(self.unstable)}"
+        return f"{'; '.join(parts)}; rows do not depend on their number"
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

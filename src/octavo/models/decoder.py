@@ -4,7 +4,8 @@ Nothing here is a `torch.nn.Module`: a step of one token passes 30 layers, and e
 is not a product costs as much as a small one. What a layer needs is bound when it is built.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -12,18 +13,30 @@ from octavo.attention.base import AttentionBackend, AttentionMetadata, Attention
 from octavo.kernels.dispatch import Ops
 from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Products
+from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import HeadNorm, RMSNorm
 from octavo.layers.rope import cos_sin_table
 from octavo.models.spec import ModelSpec
+from octavo.quant import base as quant
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
+_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
-# names -> their values one under the other, in the model's dtype, on its device
-Take = Callable[..., torch.Tensor]
+
+class Parameters(Protocol):
+    """Where a model's parameters come from, one module at a time and each once."""
+
+    def take(self, *names: str) -> torch.Tensor:
+        """Their values one under the other, in the model's dtype, on its device."""
+        ...
+
+    def matrix(self, method: str, *names: str) -> "torch.Tensor | quant.Codes":
+        """The same of the matrices of a product, or what they are stored as if `method`, by
+        which it will be computed, can work on that."""
+        ...
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -54,6 +67,13 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         for name, size in norms:
             shapes[f"{at}{name}.weight"] = (size,)
     return shapes
+
+
+def components(spec: ModelSpec) -> list[str]:
+    """The products of a model, by the names that `quantization_override` fits."""
+    parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    layers = [f"layers.{number}.{part}" for number in range(spec.num_layers) for part in parts]
+    return [*layers, quant.HEAD]
 
 
 def attention_specs(spec: ModelSpec) -> list[AttentionSpec]:
@@ -93,30 +113,34 @@ class Decoder:
     def __init__(
         self,
         spec: ModelSpec,
-        take: Take,
+        parameters: Parameters,
         *,
         ops: Ops,
         products: Products,
         backend: AttentionBackend,
         window: int,
         head_rows: int,
+        recipe: quant.Recipe,
     ) -> None:
-        """Build from `take(name, ...)`, one module at a time.
+        """Build from `parameters`, one module at a time.
 
-        window: the longest sequence; head_rows: the most rows that one step draws from.
+        window: the longest sequence; head_rows: the most rows that one step draws from; recipe:
+        which products are made of integers.
         """
         self.spec = spec
         self.backend = backend
-        self._ops, self._products, self._take = ops, products, take
-        embed = take(EMBED)
+        self._ops, self._products, self._parameters = ops, products, parameters
+        self._recipe = recipe
+        embed = parameters.take(EMBED)
         self.embed = Embedding(embed).forward
         self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
         self.attention_specs = attention_specs(spec)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
         self._norm = self._rms_norm(FINAL_NORM).forward
-        head = embed if spec.tie_embeddings else take(HEAD)
-        self._head = products.make(head, most_rows=head_rows)
-        del self._take
+        method = recipe.method(quant.HEAD)
+        head = embed if spec.tie_embeddings else parameters.matrix(method, HEAD)
+        self._head = products.make(head, None, head_rows, method)
+        del self._parameters
 
     def forward(
         self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
@@ -142,27 +166,27 @@ class Decoder:
         return {"linear": self._products.explain(), **self._ops.explain()}
 
     def _rms_norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._ops, self._take(name), self.spec.rms_eps)
+        return RMSNorm(self._ops, self._parameters.take(name), self.spec.rms_eps)
 
     def _layer(self, number: int) -> DecoderLayer:
-        spec, at = self.spec, f"model.layers.{number}."
+        spec, at, take = self.spec, f"model.layers.{number}.", self._parameters.take
         norms: list[HeadNorm | None] = [None, None]
         if spec.qk_norm:
             names = (f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight")
-            norms = [HeadNorm(self._ops, self._take(name), spec.rms_eps) for name in names]
+            norms = [HeadNorm(self._ops, take(name), spec.rms_eps) for name in names]
         attention = Attention(
             self._ops,
             self.backend,
             self.attention_specs[number],
-            self._product(at + "self_attn.", ("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
-            self._product(at + "self_attn.", ("o_proj",), spec.output_bias),
+            self._product(at + "self_attn.", "qkv_proj", spec.qkv_bias),
+            self._product(at + "self_attn.", "o_proj", spec.output_bias),
             self._cos_sin,
             *norms,
         )
         mlp = GatedMLP(
             self._ops,
-            self._product(at + "mlp.", ("gate_proj", "up_proj"), spec.mlp_bias),
-            self._product(at + "mlp.", ("down_proj",), spec.mlp_bias),
+            self._product(at + "mlp.", "gate_up_proj", spec.mlp_bias),
+            self._product(at + "mlp.", "down_proj", spec.mlp_bias),
         )
         return DecoderLayer(
             self._rms_norm(at + "input_layernorm.weight"),
@@ -171,10 +195,12 @@ class Decoder:
             mlp,
         )
 
-    def _product(
-        self, at: str, names: tuple[str, ...], has_bias: bool
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """One product of the weights called `names`, stacked."""
-        weight = self._take(*(f"{at}{name}.weight" for name in names))
-        bias = self._take(*(f"{at}{name}.bias" for name in names)) if has_bias else None
-        return self._products.make(weight, bias)
+    def _product(self, at: str, name: str, has_bias: bool) -> Product:
+        """The product `name` of a part of a layer; the weights that it joins are stacked."""
+        names = _JOINED.get(name, (name,))
+        method = self._recipe.method(f"{at}{name}".removeprefix("model."))
+        weight = self._parameters.matrix(method, *(f"{at}{part}.weight" for part in names))
+        bias = None
+        if has_bias:
+            bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
+        return self._products.make(weight, bias, method=method)

@@ -19,11 +19,19 @@ from octavo.kernels import dispatch
 from octavo.layers.linear import Products
 from octavo.log import get_logger
 from octavo.models import registry
-from octavo.models.decoder import EMBED, HEAD, Decoder, attention_specs, parameter_shapes
+from octavo.models.decoder import (
+    EMBED,
+    HEAD,
+    Decoder,
+    attention_specs,
+    components,
+    parameter_shapes,
+)
 from octavo.models.files import ModelFiles, resolve
 from octavo.models.spec import ModelSpec, load_spec
 from octavo.models.weights import Checkpoint, StoredTensor, name_list, open_checkpoint
-from octavo.quant.base import check_method
+from octavo.quant.base import INT4, Codes, Recipe, recipe
+from octavo.quant.stored import StoredFormat, check_agrees
 
 logger = get_logger(__name__)
 
@@ -45,6 +53,7 @@ _GGUF_INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_WHOLE = (".qweight", ".qzeros", ".g_idx")  # stored tensors of integers
 # Derived values that old checkpoints carry; recomputed here (`rope_freqs` by models.spec).
 _DERIVED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
 
@@ -55,9 +64,9 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     Raises ModelNotFoundError, CheckpointError or ConfigError before any weight is read when
     something is missing, damaged or unknown.
     """
-    check_method(config.quantization)
     checkpoint = open_checkpoint(resolve(config.model, config.revision))
     spec = load_spec(checkpoint)
+    how = _recipe(config, spec)
     window = _window(config, spec)
     ops = dispatch.select(device, dtype)
     backend = attention_registry.create(
@@ -72,13 +81,15 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     with weights.progress():
         model: Decoder = registry.decoder_class(spec.family)(
             spec,
-            weights.take,
+            weights,
             ops=ops,
             products=products,
             backend=backend,
             window=window,
             head_rows=config.max_num_seqs,
+            recipe=how,
         )
+    logger.info("products: %s", products.explain())
     if products.unstable:
         logger.warning(
             "products of size %s round a little differently with the number of rows in a step; "
@@ -86,6 +97,17 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
             ", ".join(products.unstable),
         )
     return model
+
+
+def _recipe(config: EngineConfig, spec: ModelSpec) -> Recipe:
+    """What the options and the checkpoint ask for. Raises ConfigError where they disagree."""
+    check_agrees(config.quantization, spec.stored)
+    computed = None if spec.stored is None else spec.stored.computed_as
+    how = recipe(config.quantization, config.quantization_override, computed)
+    how.check(components(spec))
+    if spec.stored is not None:
+        logger.info("weights: %s", spec.stored.explain())
+    return how
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
@@ -154,6 +176,7 @@ class Weights:
     ) -> None:
         self._sources = _settle_head(spec, dict(sources))
         self._shapes = parameter_shapes(spec)
+        self._stored = spec.stored
         self._device, self._dtype = device, dtype
         self._show_progress = show_progress
         self._bar: Any = None
@@ -170,6 +193,51 @@ class Weights:
             begin += shape[0]
         return out.to(self._device)
 
+    def matrix(self, method: str, *names: str) -> torch.Tensor | Codes:
+        """The matrices `names` one under the other: codes if AWQ or GPTQ or (where `method` is
+        int4) blocks of 4 bits hold all of them in equal groups, else values."""
+        kinds = [self._sources[name].tensor.format for name in names if name in self._sources]
+        packed = len(kinds) < len(names)
+        if packed or (method == INT4 and all(kind and kind.codes for kind in kinds)):
+            return self._stacked([self._codes(name) for name in names])
+        return self.take(*names)
+
+    def _codes(self, name: str) -> torch.Tensor | Codes:
+        """One matrix as it is stored."""
+        source = self._sources.pop(name, None)
+        if source is None:
+            return self._unpacked(name.removesuffix("weight"))
+        codes = source.tensor.codes()
+        if codes is None:
+            self._sources[name] = source
+            return self.take(name)
+        self._read(source)
+        if not source.heads:
+            return codes
+        return codes.map(lambda rows: _plain_order(rows, source.heads))
+
+    def _unpacked(self, at: str) -> torch.Tensor | Codes:
+        """An AWQ or GPTQ product, of the tensors whose names begin with `at`."""
+        assert self._stored is not None
+        parts = {}
+        for part in self._stored.parts(1, 1):
+            source = self._sources.pop(at + part)
+            kind = torch.float32 if part == "scales" else torch.int32
+            parts[part] = torch.empty(source.tensor.shape, dtype=kind)
+            source.tensor.read_into(parts[part])
+            self._read(source)
+        try:
+            return self._stored.codes(parts)
+        except CheckpointError as error:
+            raise CheckpointError(f"{at}: {error}") from error
+
+    def _stacked(self, parts: list[torch.Tensor | Codes]) -> torch.Tensor | Codes:
+        codes = [part for part in parts if isinstance(part, Codes)]
+        if len(codes) == len(parts) and len({(part.group, part.bits) for part in codes}) == 1:
+            return Codes.stacked(codes)
+        values = [part.values() if isinstance(part, Codes) else part for part in parts]
+        return torch.cat([part.to(self._dtype) for part in values]).to(self._device)
+
     def progress(self) -> Any:
         """The progress bar, in bytes of the files; closed at the end of a `with`."""
         total = sum(source.tensor.num_bytes for source in self._sources.values())
@@ -183,28 +251,56 @@ class Weights:
         if source.heads:
             stored = torch.empty_like(out)
             source.tensor.read_into(stored)
-            pairs = (source.heads, out.shape[0] // source.heads // 2, 2)
-            out.view(pairs[0], 2, pairs[1], -1).copy_(stored.view(*pairs, -1).transpose(1, 2))
+            out.copy_(_plain_order(stored, source.heads))
         else:
             source.tensor.read_into(out)
+        self._read(source)
+
+    def _read(self, source: Source) -> None:
         if self._bar is not None:
             self._bar.update(source.tensor.num_bytes)
 
     def _check(self) -> None:
-        held, wanted = self._sources, self._shapes
+        held, wanted = self._sources, _stored_shapes(self._stored, self._shapes, self._sources)
         problems = list(_shape_problems(held, wanted))
         if missing := sorted(wanted.keys() - held.keys()):
             problems.append(f"missing: {name_list(missing)}")
         if extra := sorted(held.keys() - wanted.keys()):
             problems.append(f"unexpected: {name_list(extra)}")
         for name, source in held.items():
-            if source.tensor.format is None or not source.tensor.format.is_float:
+            whole = name.endswith(_WHOLE) and name in wanted
+            if source.tensor.format is None or source.tensor.format.is_float == whole:
                 problems.append(f"{name!r} has the type {source.tensor.type_name}")
         if problems:
             file = next((s.tensor.file for s in held.values()), "no tensors at all")
             raise CheckpointError(
                 f"the weights do not fit the model's config ({file}): {'; '.join(problems[:8])}"
             )
+
+
+def _plain_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of GGUF's order, the two of each rotary pair side by side, in Hugging Face's."""
+    pairs = rows.view(heads, rows.shape[0] // heads // 2, 2, -1)
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _stored_shapes(
+    stored: StoredFormat | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    held: Mapping[str, Source],
+) -> Mapping[str, tuple[int, ...]]:
+    """What the checkpoint should hold: `shapes`, but of a product in a format of its own, whose
+    weight is not there, the parts."""
+    if stored is None:
+        return shapes
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if len(shape) == 2 and name != EMBED and name not in held:
+            at = name.removesuffix("weight")
+            found |= {at + part: dims for part, dims in stored.parts(*shape).items()}
+        else:
+            found[name] = shape
+    return found
 
 
 def _shape_problems(

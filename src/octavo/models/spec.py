@@ -15,6 +15,7 @@ from octavo.layers.rope import ROPE_KINDS, RopeKind, RopeSpec, attention_scale
 from octavo.models.files import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, by_architecture
 from octavo.models.weights import Checkpoint, StoredTensor
+from octavo.quant.stored import StoredFormat, stored_format
 
 GENERATION = "generation_config.json"
 
@@ -58,6 +59,7 @@ class ModelSpec:
     bos_token_id: int | None = None
     checkpoint_dtype: str | None = None
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    stored: StoredFormat | None = None  # how an AWQ or GPTQ checkpoint holds its products
 
     @property
     def longest(self) -> int:
@@ -156,6 +158,7 @@ def from_config(
     layers = fields.integer("num_hidden_layers")
     max_position = fields.integer("max_position_embeddings")
     extra = _Fields(GENERATION, generation or {}, {})
+    quantized = fields.get("quantization_config")
     return ModelSpec(
         family=family,
         architecture=family.architecture,
@@ -179,6 +182,7 @@ def from_config(
         bos_token_id=fields.optional("bos_token_id", 0),
         checkpoint_dtype=fields.get("dtype") or fields.get("torch_dtype"),
         generation_defaults=_generation_defaults(extra),
+        stored=None if quantized is None else stored_format(quantized, source),
     )
 
 
@@ -194,13 +198,6 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 def _refuse_unsupported(fields: _Fields) -> None:
     if fields.get("hidden_act") != "silu":
         raise fields.wrong("hidden_act", fields.get("hidden_act"), "'silu'")
-    quantized = fields.get("quantization_config")
-    if quantized is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise CheckpointError(
-            f"{fields.source}: weights quantized with {method!r} are not supported; use the "
-            "model's bf16 safetensors or a GGUF"
-        )
 
 
 def _bias(rule: BiasRule, configured: bool) -> bool:

@@ -18,7 +18,8 @@ import torch
 
 from octavo.errors import CheckpointError
 from octavo.models.files import ModelFiles
-from octavo.quant.gguf import FORMATS, BlockFormat, decode_into
+from octavo.quant.base import Codes
+from octavo.quant.gguf import FORMATS, BlockFormat, codes_of, decode_into
 from octavo.text.gguf_metadata import read_gguf_header
 
 # The limit of the safetensors library itself.
@@ -61,12 +62,17 @@ class StoredTensor:
         """Decode into contiguous `out` of the same number of values, rounding to its dtype."""
         if self.format is None:
             raise CheckpointError(f"{self.file}: no way to read tensors of type {self.type_name}")
-        if not self.num_bytes:
-            return
-        raw = torch.frombuffer(
+        if self.num_bytes:
+            decode_into(self.format, self._raw(), out)
+
+    def codes(self) -> Codes | None:
+        """A matrix of 4-bit blocks as they are stored; None for any other format."""
+        return None if self.format is None else codes_of(self.format, self._raw(), self.shape)
+
+    def _raw(self) -> torch.Tensor:
+        return torch.frombuffer(
             self.data, dtype=torch.uint8, count=self.num_bytes, offset=self.offset
         )
-        decode_into(self.format, raw, out)
 
 
 @dataclass(frozen=True, slots=True)

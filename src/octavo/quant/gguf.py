@@ -10,13 +10,14 @@ reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from octavo.kernels.cpu_jit import Kernel
-from octavo.quant.base import Decode
+from octavo.quant.base import Codes, Decode
 
 _COMPILED = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _pack_call = struct.Struct("<6q").pack  # as in kernels.cpu_gguf
@@ -33,6 +34,8 @@ class BlockFormat:
     block_bytes: int
     decode: Decode | None = None
     dtype: torch.dtype = torch.float32
+    # blocks -> (codes, step, low) of each 32 values, where they are affine codes of 4 bits
+    codes: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
 
     @property
     def is_float(self) -> bool:
@@ -61,6 +64,15 @@ def decode_into(kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor) -> None
     for begin in range(0, count, _BLOCKS_AT_ONCE):
         piece = slice(begin, begin + _BLOCKS_AT_ONCE)
         target[piece].copy_(decoded(blocks[piece]))
+
+
+def codes_of(kind: BlockFormat, raw: torch.Tensor, shape: tuple[int, ...]) -> Codes | None:
+    """The stored 4-bit codes of a matrix [N, K], groups of 32; None for any other format."""
+    if kind.codes is None:
+        return None
+    codes, step, low = kind.codes(raw.view(-1, kind.block_bytes))
+    n = shape[0]
+    return Codes(codes.reshape(shape), step.reshape(n, -1), low.reshape(n, -1), 32, 4)
 
 
 def _half(raw: torch.Tensor) -> torch.Tensor:
@@ -146,16 +158,30 @@ def _q6_k(raw: torch.Tensor) -> torch.Tensor:
     return values.mul_(scale.unsqueeze(2)).flatten(1)
 
 
+def _q4_0_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    step = _half(raw[:, :2])
+    return _nibbles(raw[:, 2:]), step, -8 * step
+
+
+def _q4_1_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _nibbles(raw[:, 4:]), _half(raw[:, :2]), _half(raw[:, 2:4])
+
+
+def _q4_k_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    step, minimum = _scales_and_minima(raw)
+    return _groups(raw[:, 16:]), step, -minimum
+
+
 # ggml type number -> format
 FORMATS: dict[int, BlockFormat] = {
     0: BlockFormat("F32", 1, 4),
     1: BlockFormat("F16", 1, 2, dtype=torch.float16),
-    2: BlockFormat("Q4_0", 32, 18, _q4_0),
-    3: BlockFormat("Q4_1", 32, 20, _q4_1),
+    2: BlockFormat("Q4_0", 32, 18, _q4_0, codes=_q4_0_codes),
+    3: BlockFormat("Q4_1", 32, 20, _q4_1, codes=_q4_1_codes),
     6: BlockFormat("Q5_0", 32, 22, _q5_0),
     7: BlockFormat("Q5_1", 32, 24, _q5_1),
     8: BlockFormat("Q8_0", 32, 34, _q8_0),
-    12: BlockFormat("Q4_K", 256, 144, _q4_k),
+    12: BlockFormat("Q4_K", 256, 144, _q4_k, codes=_q4_k_codes),
     13: BlockFormat("Q5_K", 256, 176, _q5_k),
     14: BlockFormat("Q6_K", 256, 210, _q6_k),
     30: BlockFormat("BF16", 1, 2, dtype=torch.bfloat16),

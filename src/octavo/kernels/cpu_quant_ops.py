@@ -1,0 +1,179 @@
+"""Quantized weights laid out for `cpu_quant`, and the calls of its products."""
+
+import struct
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels import cpu_jit, cpu_layout, cpu_ops, reference
+
+_pack_call = struct.Struct(cpu_layout.QUANT_FORMAT).pack
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_PANEL, _STEP, _PAIR = 16, 64, 32
+_PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second one has started
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [out_size, in_size] as `cpu_quant` reads it. factors: None for int8."""
+
+    in_size: int
+    out_size: int
+    weights: torch.Tensor
+    scales: torch.Tensor
+    added: torch.Tensor
+    factors: torch.Tensor | None = None
+    group: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.weights, self.scales, self.added, self.factors)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    def interleaved(self) -> "PackedWeight":
+        """Panels from the first half of the columns and from the second in turn."""
+
+        def turned(values: torch.Tensor) -> torch.Tensor:
+            return _interleaved(values.view(len(self.scales), -1)).view(values.shape)
+
+        return replace(
+            self, weights=turned(self.weights), scales=turned(self.scales),
+            added=turned(self.added),
+            factors=None if self.factors is None else turned(self.factors),
+        )  # fmt: skip
+
+
+def pack_int8(weight: torch.Tensor, scale: torch.Tensor) -> PackedWeight:
+    """From int8 [N, K] and float32 [N]."""
+    n, k = weight.shape
+    padded = _padded(weight)
+    panels = padded.view(-1, _PANEL, padded.shape[1] // _STEP, _STEP // 4, 4)
+    laid = panels.permute(0, 2, 3, 1, 4).contiguous().view(-1)
+    return PackedWeight(k, n, laid, *_column_terms(weight, scale))
+
+
+def pack_int4(
+    codes: torch.Tensor, m: torch.Tensor, o: torch.Tensor, scale: torch.Tensor, group: int
+) -> PackedWeight:
+    """From codes uint8 [N, K] of 0 to 15, m and o int32 [N, groups of `group` k], float32 [N].
+
+    group: a multiple of 32; the last one may be shorter. w = (c * m + o) >> 8 must fit int8.
+    """
+    n, k = codes.shape
+    terms = _column_terms(reference.int4_weights(codes, m, o, group), scale)
+    padded = _padded(codes)
+    parts = padded.view(-1, _PANEL, padded.shape[1] // 32, 4, 2, 2, 2)
+    pairs = parts[..., 0] | (parts[..., 1] << 4)  # panel, column, 32 k, quarter, half, two k
+    laid = pairs.permute(0, 2, 3, 1, 5, 4).contiguous().view(-1)
+    both = (m & 0xFFFF) | ((o & 0xFFFF) << 16)
+    groups = -(-padded.shape[1] // group)
+    both = F.pad(both, (0, groups - m.shape[1], 0, -n % _PAIR)).view(-1, _PANEL, groups)
+    return PackedWeight(k, n, laid, *terms, both.transpose(1, 2).contiguous(), group // 32)
+
+
+def _padded(values: torch.Tensor) -> torch.Tensor:
+    """Columns in pairs of panels, k in whole steps; what is added has the weight 0."""
+    n, k = values.shape
+    return F.pad(values, (0, -k % _STEP, 0, -n % _PAIR))
+
+
+def _column_terms(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    more = (0, -len(scale) % _PAIR)
+    return F.pad(scale.float(), more), F.pad(-128 * weight.sum(1, dtype=torch.int32), more)
+
+
+class Room:
+    """Memory in which rows are rounded and weights told, shared by the products of a model."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def places(self, rows: int, stride: int, scratch: int) -> tuple[int, int, int]:
+        """Addresses of q [rows up to whole tiles, stride], of s and of the threads' scratch."""
+        tall = -(-rows // 32) * 32
+        size = tall * (stride + 4) + scratch
+        if cpu_jit.is_recording():  # a recording gives each call memory of its own
+            begin = cpu_jit.empty((size,), torch.uint8).data_ptr()
+        else:
+            if self._bytes.numel() < size:
+                self._bytes = torch.empty(size, dtype=torch.uint8)
+            begin = self._bytes.data_ptr()
+        return begin, begin + tall * stride, begin + tall * (stride + 4)
+
+
+class QuantizedWeight:
+    """The product with a packed weight and a bias [N]: x [rows, K] -> [rows, N], in `dtype`."""
+
+    __slots__ = ("_bias", "_dtype", "_fixed", "_kernel", "_room", "_sizes", "_threads", "_weight",
+                 "_width")  # fmt: skip
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        room: Room,
+        gated: bool = False,
+    ) -> None:
+        more = (0, -weight.out_size % _PAIR)
+        self._weight, self._dtype, self._room = weight, dtype, room
+        self._bias = None if bias is None else F.pad(bias.float(), more)
+        bits = "int8" if weight.factors is None else "int4"
+        variant = f"{bits}-{_NAMES[dtype]}-{unit()}-{'gated' if gated else 'plain'}"
+        self._kernel = _kernel(variant)
+        depth = -(-weight.in_size // _STEP) * _STEP
+        stride = depth if depth // 64 % 2 else depth + 64  # rows on different sets of the cache
+        self._sizes = stride, 4096 + (_PAIR * depth if bits == "int4" else 0)
+        self._threads = 1 if weight.in_size * weight.out_size < _PARALLEL_FROM else 1 << 16
+        self._width = weight.out_size // 2 if gated else weight.out_size
+        factors = weight.factors
+        self._fixed = (
+            weight.out_size, weight.weights.data_ptr(), weight.scales.data_ptr(),
+            weight.added.data_ptr(), 0 if self._bias is None else self._bias.data_ptr(),
+            0 if factors is None else factors.data_ptr(),
+            0 if factors is None else factors.shape[1], weight.group,
+        )  # fmt: skip
+
+    def gated(self) -> "QuantizedWeight | None":
+        """The product that gives silu(gate) * up [rows, N / 2] of a weight of gate over up.
+
+        It takes the place of this one. None if the halves are no whole panels.
+        """
+        if self._weight.out_size % _PAIR:
+            return None
+        return QuantizedWeight(
+            self._weight.interleaved(),
+            None if self._bias is None else _interleaved(self._bias),
+            self._dtype, self._room, gated=True,
+        )  # fmt: skip
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class; x may have gaps between its rows."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows, (stride, scratch) = x.shape[0], self._sizes
+        out, threads = cpu_jit.empty((rows, self._width), self._dtype), cpu_jit.threads()
+        q, s, spare = self._room.places(rows, stride, scratch * threads)
+        arguments = _pack_call(
+            0, 0, rows, 0, 0, x.data_ptr(), x.stride(0) * x.element_size(), self._weight.in_size,
+            out.data_ptr(), *self._fixed, q, stride, s, spare, scratch,
+        )  # fmt: skip
+        self._kernel.run(arguments, min(threads, self._threads))
+        return out
+
+
+@cache
+def _kernel(variant: str) -> cpu_jit.Kernel:
+    return cpu_jit.Kernel("octavo.kernels.cpu_quant:product", variant)
+
+
+def unit() -> str:
+    """What multiplies: "tiles" (AMX for int8) or "vector"."""
+    return "tiles" if cpu_ops.has_tiles() and "amx-int8" in cpu_jit.cpu()[1] else "vector"
+
+
+def _interleaved(values: torch.Tensor) -> torch.Tensor:
+    """Panels of 16 columns (the first dimension) from both halves in turn."""
+    return values.view(2, -1, _PANEL, *values.shape[1:]).transpose(0, 1).reshape(values.shape)

@@ -1,0 +1,177 @@
+"""Quantized models: made at load, or read from AWQ, GPTQ and GGUF files; strict as the others."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models import toys
+from tests.quant import test_stored as packers
+
+import kit
+from octavo.errors import CheckpointError, ConfigError
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with toys.one_thread():
+        yield
+
+
+def logits(model, seed=0):
+    paged = toys.Paged(model)
+    return paged.step([("a", [i % 100 for i in toys.prompt(40, seed)])])[0]
+
+
+def near(found, wanted, most):
+    """Relative error of all logits together, in (most / 20, most): neither wrong nor exact."""
+    error = float((found - wanted).norm() / wanted.norm())
+    assert most / 20 < error < most
+
+
+def quantized(folder: Path, method: str, **options) -> Path:
+    """A tiny AWQ or GPTQ checkpoint in `folder / method`, and the same values in plain tensors."""
+    plain = kit.tiny(folder / "plain")
+    tensors, config = load_file(plain / "model.safetensors"), plain / "config.json"
+    stored = {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith("_proj.weight"):
+            continue
+        parts, values = _parts(tensor, method, **options)
+        tensors[name] = values.contiguous()
+        stored |= {name.replace("weight", part): data for part, data in parts.items()}
+    save_file(tensors, plain / "model.safetensors")
+    target = kit.tiny(folder / method)
+    others = {n: t for n, t in tensors.items() if not n.endswith("_proj.weight")}
+    save_file({**others, **stored}, target / "model.safetensors")
+    made = {"awq": packers.awq_config, "gptq": packers.gptq_config}[method]
+    changes = {"bits": options["bits"]} if "bits" in options else {}
+    changes |= {"desc_act": True} if "order" in options else {}
+    fields = json.loads(config.read_text()) | {"quantization_config": made(**changes)}
+    (target / "config.json").write_text(json.dumps(fields))
+    return target
+
+
+def _parts(weight, method, bits=4, order=None):
+    """Round to the nearest codes in groups of 32, then pack."""
+    n, k = weight.shape
+    index = torch.arange(k) // 32 if order is None else order(k)
+    groups, top = k // 32, 2**bits - 1
+    scales, zeros = torch.zeros(groups, n), torch.zeros(groups, n)
+    for g in range(groups):
+        part = weight[:, index == g]
+        low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+        scales[g] = ((high - low) / top).half()
+        zeros[g] = (-low / scales[g]).round().clamp(1, top)
+    codes = (weight.T / scales[index] + zeros[index]).round().clamp(0, top).long()
+    values = ((codes - zeros[index]) * scales[index]).T
+    zeros = zeros.long()
+    if method == "awq":
+        parts = {"qweight": packers.awq_packed(codes), "qzeros": packers.awq_packed(zeros)}
+    else:
+        parts = {"qweight": packers.gptq_packed(codes.T, bits).T.contiguous(),
+                 "qzeros": packers.gptq_packed(zeros - 1, bits), "g_idx": index.int()}  # fmt: skip
+    return {**parts, "scales": scales.half()}, values
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_checkpoint_of_four_bits_is_computed_on(method, named, tmp_path, caplog, monkeypatch):
+    folder = quantized(tmp_path, method)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("INFO"):
+        model = toys.load(folder, quantization=method if named else None)
+    assert f"{method}, 4 bits, computed on as int4" in caplog.text
+    assert "int4 weights" in model.explain()["linear"]
+    near(logits(model), logits(toys.load(tmp_path / "plain")), 0.05)
+
+
+def test_a_gptq_checkpoint_of_eight_bits(tmp_path):
+    model = toys.load(quantized(tmp_path, "gptq", bits=8))
+    assert "int8 weights" in model.explain()["linear"]
+    near(logits(model), logits(toys.load(tmp_path / "plain")), 0.05)
+
+
+def test_groups_in_any_order_are_expanded_and_the_log_says_so(tmp_path, caplog, monkeypatch):
+    def order(k):
+        return torch.randperm(k, generator=torch.Generator().manual_seed(k)) % (k // 32)
+
+    folder = quantized(tmp_path, "gptq", order=order)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("INFO"):
+        model = toys.load(folder)
+    assert "expanded: no kernel computes on groups in any order" in caplog.text
+    torch.testing.assert_close(
+        logits(model), logits(toys.load(tmp_path / "plain")), rtol=0, atol=1e-3
+    )
+
+
+def test_missing_misshaped_and_unexpected_parts_are_named(tmp_path):
+    folder = quantized(tmp_path, "awq")
+    path, at = folder / "model.safetensors", "model.layers.1.mlp.down_proj."
+    whole = load_file(path)
+
+    def said(**changes):
+        tensors = whole | changes
+        save_file({k: v for k, v in tensors.items() if v is not None}, path)
+        with pytest.raises(CheckpointError) as caught:
+            toys.load(folder)
+        return str(caught.value)
+
+    assert f"missing: {at}qzeros" in said(**{at + "qzeros": None})
+    assert f"'{at}scales' has the shape (2, 64), not (3, 64)" in said(
+        **{at + "scales": torch.ones(2, 64)}
+    )
+    assert f"unexpected: {at}g_idx" in said(**{at + "g_idx": torch.zeros(96, dtype=torch.int32)})
+    assert f"'{at}qweight' has the type F32" in said(**{at + "qweight": torch.zeros(96, 8)})
+
+
+def test_an_option_that_disagrees_is_refused_before_weights_are_read(tmp_path):
+    folder = quantized(tmp_path, "awq")
+    with pytest.raises(ConfigError, match="quantized with 'awq' already"):
+        toys.load(folder, quantization="int8")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_blocks_of_four_bits_keep_their_codes_under_int4(kind, tmp_path):
+    size = 256 if kind.endswith("_K") else 64
+    reference = toys.make(
+        "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
+    )  # fmt: skip
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", kind)
+    exact = logits(toys.load(path))
+    near(logits(toys.load(path, quantization="int4")), exact, 0.08)
+    assert toys.load(path, quantization="int4").explain()["linear"].startswith("int4 weights")
+
+
+@pytest.mark.parametrize(("method", "most"), [("int8", 0.05), ("int4", 0.35)])
+def test_weights_rounded_at_load(method, most, tmp_path):
+    folder = kit.tiny(tmp_path)
+    exact = logits(toys.load(folder))
+    near(logits(toys.load(folder, quantization=method)), exact, most)
+
+
+def test_overrides_by_part(tmp_path):
+    folder = kit.tiny(tmp_path)
+    exact = logits(toys.load(folder))
+    model = toys.load(folder, quantization="int8", quantization_override="layers.*=none")
+    assert "int8 weights" in model.explain()["linear"]
+    near(logits(model), exact, 0.03)
+    model = toys.load(folder, quantization="int4", quantization_override="*=none")
+    assert torch.equal(logits(model), exact)
+    with pytest.raises(ConfigError, match=r"no part of the model is called 'layers\.2\.\*'"):
+        toys.load(folder, quantization_override="layers.2.*=int8")
+
+
+def test_a_row_does_not_depend_on_its_company(tmp_path):
+    model = toys.load(kit.tiny(tmp_path), quantization="int4")
+    paged, prompts = toys.Paged(model), {name: toys.prompt(20, i) for i, name in enumerate("abc")}
+    prompts = {name: [i % 256 for i in ids] for name, ids in prompts.items()}
+    together = dict(zip(prompts, paged.step(list(prompts.items())), strict=True))
+    for name, ids in prompts.items():
+        assert torch.equal(toys.Paged(model).step([(name, ids)])[0], together[name])
