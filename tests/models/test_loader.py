@@ -198,7 +198,7 @@ def test_weights_are_rounded_once_to_the_dtype(folder: Path) -> None:
     exact = logits(folder)
     narrow = toys.load(folder, dtype=torch.bfloat16)
     with torch.inference_mode():
-        embedded = narrow._embed(torch.arange(259))
+        embedded = narrow.embed(torch.arange(259))
     assert torch.equal(embedded, wide[EMBED].bfloat16())
     rewrite(folder, **{name: tensor.double() for name, tensor in wide.items()})
     assert torch.equal(logits(folder), exact)
