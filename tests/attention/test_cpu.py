@@ -253,10 +253,11 @@ def test_a_broken_neighbour_stays_alone() -> None:
     spec = spec_of(4, 2, 64)
     for dtype, codes, length in itertools.product(DTYPES, (None, *CODES), (1, 8, 17, 250)):
         run = Sequences(CpuAttention(), spec, [length, 40], 16, dtype, kv_dtype=codes)
+        step = paging.metadata([(length, length), (40, 40)], 16)
+        run.backend.write(torch.cat(run.k), torch.cat(run.v), run.cache, step)
         clean = run.attend([1, 40])[0]
         run.k[1][:] = float("nan")
         run.v[1][:] = float("nan")
-        step = paging.metadata([(length, length), (40, 40)], 16)
         run.backend.write(torch.cat(run.k), torch.cat(run.v), run.cache, step)
         again = run.attend([1, 40])
         assert torch.equal(again[0], clean)
