@@ -17,7 +17,8 @@ def huge_bytes():
 
 
 def test_memory_moves_and_keeps_its_values():
-    memory = mmap.mmap(-1, 48 << 20)  # of its own: the heap may lie in huge pages already
+    # Memory of its own: the heap may lie in huge pages already.
+    memory = mmap.mmap(-1, 48 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     values = np.frombuffer(memory, np.int64)
     values[:] = np.arange(len(values))
     before = huge_bytes()
