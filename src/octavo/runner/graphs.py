@@ -5,12 +5,13 @@ number of rows, and replayed for any number up to it. Nothing is trusted: a grap
 give the bits of the ordinary path on another step is not used.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.attention.base import AttentionMetadata, GraphSafe
+from octavo.attention.base import AttentionMetadata, AttentionSpec, GraphSafe
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.kernels import cpu_jit
 from octavo.kernels.cpu_graph import Graph
@@ -27,11 +28,12 @@ _MOST_TOKENS = 256  # from here on a step takes long beside what its calls cost
 class StepGraph:
     """The captured steps of one model, for up to `most` tokens."""
 
-    def __init__(self, model: Decoder, graph: Graph, arguments: dict[int, bytes]) -> None:
-        """arguments: attention's of the recorded step, by the number of the layer's kind."""
+    def __init__(
+        self, model: Decoder, graph: Graph, recorded: Mapping[AttentionSpec, bytes]
+    ) -> None:
+        """recorded: attention's arguments of the recorded step, for each kind of layer."""
         self._model, self._graph, self._dtype = model, graph, graph.given.dtype
-        self._specs = list(dict.fromkeys(model.attention_specs))
-        self._recorded = arguments
+        self._recorded = recorded
         self.most = graph.rows
 
     def forward(self, token_ids: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
@@ -40,8 +42,8 @@ class StepGraph:
         assert isinstance(backend, GraphSafe)
         rows = meta.num_tokens
         self._model.embed(token_ids, out=self._graph.given[:rows])
-        now = [backend.step_arguments(meta, spec, self._dtype) for spec in self._specs]
-        steps = {self._recorded[i]: arguments for i, (arguments, _) in enumerate(now)}
+        now = {spec: backend.step_arguments(meta, spec, self._dtype) for spec in self._recorded}
+        steps = {before: now[spec][0] for spec, before in self._recorded.items()}
         return self._graph.replay(rows, meta.positions.data_ptr(), meta.slots.data_ptr(), steps)
 
 
@@ -54,12 +56,16 @@ def capture(
     Writes to the blocks from 1 on, which must not be in use.
     """
     backend, tokens = model.backend, min(most_tokens, _MOST_TOKENS)
-    if not isinstance(backend, GraphSafe) or not cpu_jit.team().is_exact(cpu_jit.threads()):
+    if not (backend.capabilities.graph_safe and isinstance(backend, GraphSafe)):
+        return None
+    if not cpu_jit.team().is_exact(cpu_jit.threads()):
         return None
     inputs = builder.build(_made_up(tokens, builder.block_size))
     given = model.embed(inputs.token_ids)
-    specs = dict.fromkeys(model.attention_specs)
-    recorded = [backend.step_arguments(inputs.meta, spec, given.dtype) for spec in specs]
+    recorded = {
+        spec: backend.step_arguments(inputs.meta, spec, given.dtype)[0]
+        for spec in dict.fromkeys(model.attention_specs)
+    }
     with cpu_jit.record() as recording, _Watch() as watch:
         result = model.layers(given, inputs.meta, cache.layers)
     positions, slots = inputs.meta.positions.data_ptr(), inputs.meta.slots.data_ptr()
@@ -71,7 +77,7 @@ def capture(
     except ValueError as error:
         logger.info("steps are not captured: %s", error)
         return None
-    found = StepGraph(model, graph, {i: packed for i, (packed, _) in enumerate(recorded)})
+    found = StepGraph(model, graph, recorded)
     step = builder.build(_made_up(max(1, tokens // 3), builder.block_size, first_token=1))
     expected = model.forward(step.token_ids, step.meta, cache.layers)
     if not torch.equal(found.forward(step.token_ids, step.meta), expected):
