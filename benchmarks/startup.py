@@ -62,10 +62,12 @@ def _seconds(command: list[str], reps: int) -> float:
 
 def _first_token(model: Path, environment: dict[str, str]) -> float:
     command = [sys.executable, "-m", "benchmarks.first_token", str(model)]
+    # Some build machines keep Python from keeping its byte code; users' do not.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         command,
         cwd=_ROOT,
-        env={**os.environ, **environment},
+        env={**inherited, **environment},
         check=True,
         stdout=subprocess.PIPE,
         text=True,

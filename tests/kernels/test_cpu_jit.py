@@ -82,6 +82,24 @@ def test_a_warm_start_does_not_import_numba(tmp_path):
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.parametrize(("helper", "compiled_here"), [(sys.executable, False), ("false", True)])
+def test_a_kernel_that_another_process_compiles_is_waited_for(tmp_path, helper, compiled_here):
+    """And compiled here where that process fails."""
+    code = (
+        "import sys, torch\n"
+        "from octavo.kernels import cpu_jit, cpu_ops\n"
+        "cpu_jit.threads = lambda: 2\n"
+        f"sys.executable = {helper!r}\n"
+        "cpu_jit.Kernel.compile_ahead([cpu_ops.kernel('activation', 'silu-float32')])\n"
+        "print(cpu_ops.CpuOps(torch.float32).silu_and_mul(torch.ones(1, 64)).shape)\n"
+        "print('numba' in sys.modules)\n"
+    )
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["torch.Size([1, 32])", str(compiled_here)]
+
+
 def test_object_code_is_kept_apart_by_processor_and_source(monkeypatch, tmp_path):
     def folder():
         cpu_jit.cache_folder.cache_clear()

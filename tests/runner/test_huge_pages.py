@@ -22,13 +22,19 @@ def test_memory_moves_and_keeps_its_values():
     values = np.frombuffer(memory, np.int64)
     values[:] = np.arange(len(values))
     before = huge_bytes()
-    moved = huge_pages.collapse_all()
+    moved = huge_pages.collapse()
     assert (values == np.arange(len(values))).all()
     if not huge_pages.available():
         assert moved == 0
         pytest.skip("this system gives no huge pages")
     if moved:  # a system may refuse when its memory is in pieces
         assert huge_bytes() - before > 0
+
+
+def test_what_was_there_before_is_not_moved():
+    held = [(10, 20), (30, 40), (50, 60)]
+    found = huge_pages._without([(0, 5), (5, 35), (45, 70), (50, 60), (30, 45)], held)
+    assert list(found) == [(0, 5), (5, 10), (20, 30), (45, 50), (60, 70), (40, 45)]
 
 
 def test_a_tensor_may_be_asked_for_before_it_is_written():
@@ -43,7 +49,7 @@ def test_a_tensor_may_be_asked_for_before_it_is_written():
 def test_where_the_system_gives_none_nothing_is_done(monkeypatch, tmp_path):
     monkeypatch.setattr(huge_pages, "_SETTING", tmp_path / "absent")
     assert not huge_pages.available()
-    assert huge_pages.collapse_all() == 0
+    assert huge_pages.collapse() == 0
     (tmp_path / "absent").write_text("always madvise [never]\n")
     assert not huge_pages.available()
 

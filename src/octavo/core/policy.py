@@ -108,13 +108,17 @@ class Watching(Protocol):
 
 
 def fair_tokens(load: Load, max_stretch: float | None) -> int:
-    """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as
-    if nobody else were there; all if nobody's next token is due. Unmeasured, it probes small.
+    """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as a
+    step takes with everyone who has come; all if nobody's next token is due. Unmeasured, it
+    probes small.
     """
     if max_stretch is None or not load.due or not (load.lagging or load.waiting):
         return load.max_tokens
     least = len(load.due) + MIN_CHUNK
-    usual = load.rates.seconds(len(load.due))
+    # Those who wait are to run, so it is their steps, too, that the running ones will live with:
+    # measured by the due alone, a flood would come in the smallest pieces while few run.
+    come = len(load.due) + len(load.lagging) + len(load.waiting)
+    usual = load.rates.seconds(min(come, max(load.max_sequences, len(load.due))))
     if usual is None:
         return least
     return max(load.rates.tokens_within(max_stretch * usual), least)
@@ -124,7 +128,8 @@ class FIFOScheduler:
     """First come, first served; whoever came last gives way, and only for running ones.
 
     max_stretch: how many times longer a step may take for the prompts in it, while running
-    requests wait for their next token. None: no limit, for work that nobody watches.
+    requests wait for their next token, than one in which everyone who has come has a token.
+    None: no limit, for work that nobody watches.
     """
 
     name = "fifo"

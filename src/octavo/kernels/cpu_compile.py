@@ -1,12 +1,21 @@
 """From a Python kernel to object code: Numba for the code, LLVM for the machine.
 
 Imported only when a kernel is not in the cache yet, because it brings in Numba.
+
+    python -m octavo.kernels.cpu_compile WHERE:MAKER:VARIANT ...
+
+compiles kernels into the cache: a second processor's share of a first start.
 """
 
-from collections.abc import Callable
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import llvmlite.binding as llvm
 from numba import cfunc
+from numba.core import config as numba_config
 
 from octavo import log
 from octavo.kernels import cpu_jit
@@ -28,8 +37,9 @@ define void @"{name}"(i64 %arguments) {{
 def object_code(kernel: Callable[[int], None], name: str) -> bytes:
     """Compile `kernel(address)` to an object file with one exported function, `name`."""
     _logger.info("compiling %s (once per machine)", name)
-    compiled = cfunc("void(int64)", error_model="numpy", nogil=True)(kernel)
-    module = llvm.parse_assembly(compiled.inspect_llvm())
+    with _as_written():
+        compiled = cfunc("void(int64)", error_model="numpy", nogil=True)(kernel)
+        module = llvm.parse_assembly(compiled.inspect_llvm())
     native = compiled.native_name.removeprefix("cfunc.")
     entry = _ENTRY.format(native=native, name=name)
     module.link_in(llvm.parse_assembly(entry))
@@ -37,6 +47,22 @@ def object_code(kernel: Callable[[int], None], name: str) -> bytes:
         if not function.is_declaration and function.name != name:
             function.linkage = "internal"
     return _emit(module)
+
+
+_level = threading.Lock()
+
+
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+    """Numba leaves its code unoptimized, for us to do: both would be twice the time."""
+    with _level:
+        options: Any = numba_config
+        before = options.OPT
+        options.OPT = type(before)(0)
+        try:
+            yield
+        finally:
+            options.OPT = before
 
 
 def _emit(module: llvm.ModuleRef) -> bytes:
@@ -55,3 +81,14 @@ def _optimize(module: llvm.ModuleRef) -> llvm.TargetMachine:
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
     return machine
+
+
+def main() -> int:
+    for name in sys.argv[1:]:
+        module, maker, variant = name.split(":")
+        cpu_jit.Kernel(f"{module}:{maker}", variant).load()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ of all calls, and run the list (`cpu_program`).
 import ctypes
 import struct
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -33,6 +34,12 @@ _FEW = 8  # rows that one thread takes before another has started
 Words = NDArray[np.int64]
 
 
+@cache
+def program() -> Kernel:
+    """The kernel that calls the others."""
+    return Kernel("octavo.kernels.cpu_program:program")
+
+
 class Graph:
     """The calls of `recording`, in which `rows` rows went from `given` to `result` [rows, H].
 
@@ -48,7 +55,7 @@ class Graph:
         positions: int,
         slots: int,
     ) -> None:
-        self._kernel = Kernel("octavo.kernels.cpu_program:program")
+        self._kernel = program()
         self._threads = cpu_jit.threads()
         self.rows = given.shape[0]
         buffers = [given, *recording.buffers]

@@ -12,9 +12,11 @@ import ctypes
 import hashlib
 import importlib
 import os
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache
@@ -78,6 +80,7 @@ class Kernel:
         self._lock = threading.Lock()
         self._address = 0
         self._direct: Any = None
+        self._elsewhere: subprocess.Popen[bytes] | None = None  # a process that compiles it
 
     def run(self, arguments: bytes, threads: int = 1) -> None:
         """Call on `threads` threads. `arguments` must be a fresh object: the kernel writes to it.
@@ -104,14 +107,37 @@ class Kernel:
         with self._lock:
             if self._address:
                 return
-            name = f"{self.where.partition(':')[2]}_{self.variant}".rstrip("_")
+            name = self._name
             code = _read(name)
+            if code is None and self._elsewhere:
+                self._elsewhere.wait()
+                code = _read(name)
             if code is None:
                 code = self._compile(name)
                 _store(name, code)
             address = _link(code, name)
             self._direct = _Address(address)
             self._address = address
+
+    @staticmethod
+    def compile_ahead(kernels: "Iterable[Kernel]") -> None:
+        """Have those that are not in the cache compiled by a process beside this one.
+
+        Whoever needs one of them meanwhile waits for it. With one core it would be no gain.
+        """
+        wanted = [k for k in kernels if not k._address and _read(k._name) is None]
+        if not wanted or threads() < 2:
+            return
+        names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
+        command = [sys.executable, "-m", "octavo.kernels.cpu_compile", *names]
+        with contextlib.suppress(OSError):  # then this process compiles them
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            for kernel in wanted:
+                kernel._elsewhere = process
+
+    @property
+    def _name(self) -> str:
+        return f"{self.where.partition(':')[2]}_{self.variant}".rstrip("_")
 
     def _compile(self, name: str) -> bytes:
         from octavo.kernels import cpu_compile

@@ -67,10 +67,9 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
     return ids, values
 
 
-def prepare() -> None:
-    """Make every kernel ready: seconds the first time on a machine, then milliseconds."""
-    for name in ("draw", "logprobs"):
-        _kernel(name).load()
+def kernels() -> list[Kernel]:
+    """All there are here; to load one takes seconds the first time on a machine."""
+    return [_kernel(name) for name in ("draw", "logprobs")]
 
 
 @cache

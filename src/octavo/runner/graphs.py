@@ -95,6 +95,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, None] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Asked by torch. Else it wraps us in a guard that imports its compiler: 1.5 s of a start.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name not in self._HARMLESS:

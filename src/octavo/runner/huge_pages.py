@@ -7,9 +7,10 @@ Linux's usual setting, `madvise`, gives them to who asks; libraries that allocat
 not ask. Elsewhere, and where the setting is `never`, nothing here has an effect.
 """
 
+import contextlib
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,18 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_FROM_HEAP = 2**25  # glibc takes no larger limit
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Have what is allocated inside in huge pages: by the heap, or moved there at the end.
+
+    Nothing large must then lie reserved and unwritten, since it would be given memory, too.
+    """
+    prepare_heap()
+    before = list(_private_ranges())
+    yield
+    collapse(before)
 
 
 @lru_cache(maxsize=1)
@@ -54,20 +67,30 @@ def prepare_heap() -> bool:
     return True
 
 
-def collapse_all() -> int:
-    """Move what this process holds in private memory to huge pages; returns the bytes moved.
-
-    To be called when the weights are loaded and nothing large lies reserved and unwritten: that
-    would be given memory too.
-    """
+def collapse(but: Iterable[tuple[int, int]] = ()) -> int:
+    """Move what this process holds in private memory, `but` these ranges; the bytes moved."""
     if not available():
         return 0
     began, moved = time.perf_counter(), 0
-    for start, end in _private_ranges():
+    for start, end in _without(_private_ranges(), sorted(but)):
         _advise(start, end, _MADV_HUGEPAGE)
         moved += _advise(start, end, _MADV_COLLAPSE)
-    logger.info("%d MiB in huge pages, moved in %.2f s", moved >> 20, time.perf_counter() - began)
+    logger.info("%d MiB moved to huge pages in %.2f s", moved >> 20, time.perf_counter() - began)
     return moved
+
+
+def _without(
+    ranges: Iterable[tuple[int, int]], but: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """What of each range lies in none of `but`, which are in order."""
+    for start, end in ranges:
+        for first, last in but:
+            if first < end and last > start:
+                if start < first:
+                    yield start, first
+                start = last
+        if start < end:
+            yield start, end
 
 
 def request(tensor: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from octavo.core.plan import (
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.kernels import cpu_jit
+from octavo.kernels.cpu_graph import program
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import kv_dtype, load_model
@@ -27,7 +28,7 @@ from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.graphs import StepGraph, capture
 from octavo.runner.kv_cache import KVCache, block_bytes
-from octavo.runner.sampler import NOT_NUMBERS, Sampled, prepare, prompt_logprobs, sample
+from octavo.runner.sampler import NOT_NUMBERS, Sampled, kernels, prompt_logprobs, sample
 
 logger = get_logger(__name__)
 
@@ -41,13 +42,14 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         began = time.perf_counter()
-        huge_pages.prepare_heap()
+        # Needed last, so they may be compiled meanwhile.
+        cpu_jit.Kernel.compile_ahead([*kernels(), program()])
         self.config = config
         self.device = "cpu"
         self.dtype = resolve_dtype(config.dtype)
         self.graph: StepGraph | None = None
-        self.model: Decoder = load_model(config, self.device, self.dtype)
-        huge_pages.collapse_all()
+        with huge_pages.loading():
+            self.model: Decoder = load_model(config, self.device, self.dtype)
         loaded = time.perf_counter()
         self.kv_dtype = kv_dtype(config, self.dtype)
         self.backend: AttentionBackend = self.model.backend
@@ -58,7 +60,8 @@ class ModelRunner:
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
         self.graph = self._capture()
-        prepare()
+        for kernel in kernels():
+            kernel.load()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
 from octavo.kernels import cpu_sampling_ops as ops
+from octavo.kernels.cpu_jit import Kernel
 from octavo.params import SamplingParams
 
 _Floats = NDArray[np.float32]
@@ -69,9 +70,9 @@ def sample(
     return _sampled(items, errors, _asked_logprobs(table, specs, items))
 
 
-def prepare() -> None:
-    """Have the kernels ready, so that no request waits for a compiler."""
-    ops.prepare()
+def kernels() -> list[Kernel]:
+    """To be loaded before requests come, so that none waits for a compiler."""
+    return ops.kernels()
 
 
 def prompt_logprobs(
