@@ -43,7 +43,9 @@ _VLLM_ALL_CORES = {
 _AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }  # fmt: skip
-_EXPORT = ("export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16")
+_EXPORT = ("optimum-cli", "export", "openvino", "--task", "text-generation-with-past", "--model",
+           "{folder}", "{target}", "--weight-format")  # fmt: skip
+_OPENVINO = ("torch==2.13.0", "openvino-genai==2026.4.*", "optimum-intel[openvino]")
 
 ENGINES: dict[str, EngineSpec] = {
     "octavo": EngineSpec("octavo_llm", _OWN),
@@ -71,10 +73,10 @@ ENGINES: dict[str, EngineSpec] = {
         environment=_VLLM_ALL_CORES,
     ),
     "openvino": EngineSpec(
-        "openvino_genai",
-        requirements=("torch==2.13.0", "openvino-genai==2026.4.*", "optimum-intel[openvino]"),
-        folder=True,
-        convert=("optimum-cli", *_EXPORT, "--model", "{folder}", "{target}"),
+        "openvino_genai", requirements=_OPENVINO, folder=True, convert=(*_EXPORT, "fp16")
+    ),
+    "openvino-int8": EngineSpec(
+        "openvino_genai", requirements=_OPENVINO, folder=True, convert=(*_EXPORT, "int8")
     ),
     "llama-server": EngineSpec("llama_server", {"slots": 32}, stored="BF16"),
     "llama-server-8-slots": EngineSpec("llama_server", {"slots": 8}, stored="BF16"),  # W4 fits
@@ -115,7 +117,7 @@ def _form(name: str, spec: EngineSpec, python: Path, gguf: Path) -> Path:
     folder = folder_of(gguf)
     if not spec.convert:
         return folder
-    target = folder.parent / f"{folder.name}-{spec.module}"
+    target = folder.parent / f"{folder.name}-{name}"
     if not target.exists():
         program, *words = spec.convert
         command = [str(python.parent / program), *words]
