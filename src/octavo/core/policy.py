@@ -186,7 +186,7 @@ class PriorityScheduler:
         weight_fn: Callable[[Any], float] | None = None,
         *,
         max_wait: float = 30.0,
-        max_stretch: float | None = 3.0,
+        max_stretch: float | None = 2.0,
     ) -> None:
         if weight_fn is not None and not callable(weight_fn):
             raise ConfigError(f"weight_fn must be a function of a request, not {weight_fn!r:.80}")

@@ -68,6 +68,7 @@ _ADDRESS = types.int64
 _LOG2E = 1.4426950408889634
 _PARTS = 16 // LANES  # vectors of a panel's word
 _ROWS = 4 if LANES == 16 else 2  # rows whose sums fit the registers
+_FEW = 4  # rows
 _STEP = 1024  # bytes of a panel's step
 _SUMS = 128  # bytes of a row of sums: two panels
 _WORDS = ir.VectorType(I16, 32)
@@ -153,27 +154,72 @@ def _tile_dots(tall: int) -> Any:
     return op(types.void, *[_ADDRESS] * 6)(dots)
 
 
-@op(types.void, *[_ADDRESS] * 3)
-def _tell(b, codes, factors, weights):
-    """int8 of 32 k of a panel, from 256 bytes of codes and a word (m, o) of each column.
+def _told(b: Any, word: Any, m: Any, o: Any) -> tuple[Any, Any]:
+    """int8 of two words of 16 columns, of 64 bytes of codes: each of 16 bits has four, two k of
+    either word."""
+    eight, mask, top = (ir.Constant(_WORDS, [v] * 32) for v in (8, 15, 0xFF00))
+    told = []
+    for shift in (0, 4, 8, 12):
+        code = b.lshr(word, ir.Constant(_WORDS, [shift] * 32)) if shift else word
+        code = b.and_(code, mask) if shift < 12 else code
+        told.append(b.add(b.mul(code, m), o))
+    one, two = (b.or_(b.lshr(told[i], eight), b.and_(told[i + 1], top)) for i in (0, 2))
+    return one, two
 
-    A 16-bit word of codes has four: two k each of two words that follow one another.
-    """
-    both = b.load(pointer(b, factors, _PAIRS), align=4)
+
+def _factors(b: Any, address: Any) -> tuple[Any, Any]:
+    """(m, o) of 16 columns, each twice."""
+    both = b.load(pointer(b, address, _PAIRS), align=4)
     sixteen, low16 = (ir.Constant(_PAIRS, [v] * 16) for v in (16, 0xFFFF))
     low, high = b.and_(both, low16), b.lshr(both, sixteen)
     m, o = (b.bitcast(b.or_(v, b.shl(v, sixteen)), _WORDS) for v in (low, high))
-    eight, mask, top = (ir.Constant(_WORDS, [v] * 32) for v in (8, 15, 0xFF00))
+    return m, o
+
+
+@op(types.void, *[_ADDRESS] * 3)
+def _tell(b, codes, factors, weights):
+    """int8 of 32 k of a panel, from 256 bytes of codes and a word (m, o) of each column."""
+    m, o = _factors(b, factors)
     for quarter in range(4):
         word = load(b, offset(b, codes, 64 * quarter), _WORDS)
-        told = []
-        for shift in (0, 4, 8, 12):
-            code = b.lshr(word, ir.Constant(_WORDS, [shift] * 32)) if shift else word
-            code = b.and_(code, mask) if shift < 12 else code
-            told.append(b.add(b.mul(code, m), o))
-        for half in range(2):
-            pair = b.or_(b.lshr(told[2 * half], eight), b.and_(told[2 * half + 1], top))
-            store(b, pair, offset(b, weights, 128 * quarter + 64 * half))
+        for half, told in enumerate(_told(b, word, m, o)):
+            store(b, told, offset(b, weights, 128 * quarter + 64 * half))
+
+
+def _told_dots(rows: int) -> Any:
+    """As `_dots`, but of codes, each word of weights used where it is told: for few rows.
+
+    panel, factor_panel: bytes to the next panel's. each: pieces of 32 k in a group.
+    """
+
+    def dots(b, sums, q, q_stride, codes, panel, factors, factor_panel, each, pieces):
+        starts = [b.add(q, b.mul(q_stride, ir.Constant(I64, r))) for r in range(rows)]
+
+        def piece(i, *carried):
+            totals = list(carried)
+            lines = [b.add(start, b.mul(i, ir.Constant(I64, 32))) for start in starts]
+            at_codes = b.add(codes, b.mul(i, ir.Constant(I64, 256)))
+            at_factors = b.add(factors, b.mul(b.udiv(i, each), ir.Constant(I64, 64)))
+            for p in range(2):
+                second = ir.Constant(I64, p)
+                m, o = _factors(b, b.add(at_factors, b.mul(factor_panel, second)))
+                here = b.add(at_codes, b.mul(panel, second))
+                for quarter in range(4):
+                    word = load(b, offset(b, here, 64 * quarter), _WORDS)
+                    for half, told in enumerate(_told(b, word, m, o)):
+                        held = b.bitcast(told, VI)
+                        for r, line in enumerate(lines):
+                            place = offset(b, line, 4 * (2 * quarter + half))
+                            x = splat(b, load(b, place, I32))
+                            totals[2 * r + p] = _dot(b, totals[2 * r + p], x, held)
+            return totals
+
+        totals = loop(b, pieces, [consti(0)] * (2 * rows), piece)
+        for r in range(rows):
+            for p in range(2):
+                store(b, totals[2 * r + p], offset(b, sums, r * _SUMS + 64 * p))
+
+    return op(types.void, *[_ADDRESS] * 9)(dots)
 
 
 @op(Vec, Vec)
@@ -206,7 +252,9 @@ def product(variant: str) -> Any:
     bits, dtype, unit, gated = variant.split("-")
     size, read, write = memory(dtype == "bfloat16")
     told, tiles = bits == "int4", unit == "tiles"
-    block = _block(tiles)
+    # A vector must hold a word of 16 columns; with more rows it is better to tell them once.
+    at_once = _FEW if told and LANES == 16 else 0
+    block, few = _block(tiles), _few()
 
     @jit
     def quantize(a, r):
@@ -280,11 +328,19 @@ def product(variant: str) -> Any:
         pair, first = index % pairs, index // pairs * at.Q_ROWS
         rows = min(geti(a + at.ROWS), first + at.Q_ROWS)
         sums, weights = scratch, geti(a + at.Q_WEIGHTS) + pair * 32 * depth
+        stride = geti(a + at.Q_Q_STRIDE)
+        if rows <= at_once:
+            groups, each = geti(a + at.Q_NUM_GROUPS), geti(a + at.Q_GROUP)
+            codes = geti(a + at.Q_WEIGHTS) + pair * depth * 16
+            factors = geti(a + at.Q_FACTORS) + pair * groups * 128
+            q = geti(a + at.Q_Q)
+            few(sums, q, stride, rows, codes, depth * 8, factors, groups * 64, each, depth // 32)
+            put(a, sums, 0, rows, pair * 32)
+            return
         if told:
             weights = scratch + 32 * _SUMS
             tell(a, 2 * pair, weights, depth)
             tell(a, 2 * pair + 1, weights + 16 * depth, depth)
-        stride = geti(a + at.Q_Q_STRIDE)
         for r in range(first, rows, 32):
             n = min(32, rows - r)
             block(sums, geti(a + at.Q_Q) + r * stride, stride, n, weights, 16 * depth)
@@ -316,6 +372,25 @@ def product(variant: str) -> Any:
         work(a)
 
     return kernel
+
+
+def _few() -> Any:
+    """Sums of up to `_FEW` rows of a pair of panels of codes; see `_told_dots`."""
+    d1, d2 = _told_dots(1), _told_dots(2)
+
+    @jit
+    def few(sums, q, stride, rows, codes, panel, factors, factor_panel, each, pieces):
+        r = 0
+        while r < rows:
+            to, line = sums + r * _SUMS, q + r * stride
+            if rows - r >= 2:
+                d2(to, line, stride, codes, panel, factors, factor_panel, each, pieces)
+                r += 2
+            else:
+                d1(to, line, stride, codes, panel, factors, factor_panel, each, pieces)
+                r += 1
+
+    return few
 
 
 def _block(tiles: bool) -> Any:
