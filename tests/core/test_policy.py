@@ -362,6 +362,24 @@ def _gaps(bench: Bench) -> tuple[list[float], dict[str, float]]:
     return gaps, firsts
 
 
+@pytest.mark.parametrize(("lengths", "least", "most"), [([6000], 250, 310), ([200] * 63, 450, 560)])
+def test_a_flood_comes_in_larger_pieces_than_one_long_prompt(
+    lengths: list[int], least: int, most: int
+) -> None:
+    """A step costs 10 ms and 0.1 ms a token: 4 times the step of two tokens allows 308 tokens, of
+    all 64 who have come 556."""
+    cost = modelled(read=0.0)
+    bench = Bench(blocks=3000, budget=2048, seqs=64, cost=cost, caching=False, quick=True)
+    bench.add(make("stream", prompt(10), 100))
+    for _ in range(5):
+        bench.step()
+    for number, length in enumerate(lengths):
+        bench.add(make(f"r{number}", prompt(length, number), 30, arrival=bench.now))
+    for _ in range(40):
+        bench.step()
+    assert least <= max(plan.num_tokens for plan in bench.plans) <= most
+
+
 def test_work_that_nobody_watches_may_fill_the_step() -> None:
     bench = Bench(budget=512, policy=FIFOScheduler(max_stretch=None), cost=modelled())
     bench.add(make("first", prompt(10), 50))
