@@ -3,7 +3,8 @@
     python -m benchmarks.startup [--model smollm2] [--reps 7] [--save]
 
 The first token is timed with warm caches (kernels compiled before) and with cold ones (an empty
-cache folder for compiled kernels). The last line is JSON.
+cache folder for compiled kernels). `import torch` alone is what no start can be faster than, and
+tells a slow moment of the machine from a slow start. The last line is JSON.
 """
 
 import argparse
@@ -31,12 +32,14 @@ def main() -> int:
     model = model_file(args.model)
     bare = _seconds([sys.executable, "-c", "pass"], args.reps)
     imported = _seconds([sys.executable, "-c", "import octavo"], args.reps)
+    torch = [_seconds([sys.executable, "-c", "import torch"], 1) for _ in range(args.reps)]
     command = Path(sys.executable).parent / "octavo"
     _first_token(model, {})  # whatever was cold is warm after this
     warm = [_first_token(model, {}) for _ in range(max(1, args.reps // 2))]
     values = row(
         "startup",
         import_octavo_s=round(imported - bare, 3),
+        import_torch_s=round(statistics.median(torch), 2),
         help_s=round(_seconds([str(command), "--help"], args.reps), 3),
         first_token_warm_s=round(statistics.median(warm), 2),
         first_token_warm_all_s=warm,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import paging
+from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.kernels import cpu_ops, reference
@@ -164,6 +165,55 @@ def test_smp_12_a_row_is_the_same_in_any_company(
             assert torch.equal(got, together[i]), (i, rows)
 
 
+@pytest.mark.parametrize("codes", [None, *CODES])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (20, 1)])
+def test_rows_that_hold_the_same_blocks_read_them_together(
+    heads: tuple[int, int], dtype: torch.dtype, codes: torch.dtype | None, kind: str
+) -> None:
+    """And each gets the bits that it has alone."""
+    spec = spec_of(*heads, 64)
+    lengths = [700, 513, 600, 900, 530, 1030, 300, 256, 257, 20, *range(521, 545, 2), 2100]
+    run = Sequences(CpuAttention(), spec, lengths, 16, dtype, kv_dtype=codes)
+    step = paging.metadata([(1, n) for n in lengths], 16)
+    table = step.block_tables.clone()
+    for row, length in enumerate(lengths):
+        table[row, : min(32, (length - 1) // 16)] = table[0, : min(32, (length - 1) // 16)]
+    table[3, 16:32] = table[4, 16:32] = step.block_tables[3, 16:32]  # parted after a piece
+    table[5, 31] = step.block_tables[5, 31]  # in the midst of one
+    query = torch.cat([q[-1:] for q in run.q])
+
+    def attend(rows: list[int]) -> torch.Tensor:
+        some = paging.metadata([(1, lengths[i]) for i in rows], 16)
+        fields = {n: getattr(some, n) for n in some.__slots__ if n != "block_tables"}
+        meta = type(some)(**fields, block_tables=table[rows].contiguous())
+        return run.backend.attend(query[rows], run.cache, meta, spec)
+
+    everyone = list(range(len(lengths)))
+    together = attend(everyone)
+    for row in everyone:
+        assert torch.equal(together[row], attend([row])[0]), row
+    assert torch.equal(attend(everyone[::-1]), together.flip(0))
+
+
+def test_companies_are_of_whole_pieces_and_of_those_who_hold_them() -> None:
+    spec = spec_of(6, 2, 64)
+    lengths = [600, 600, 256, 257, 769, 769, *[300] * 11]
+    meta = paging.metadata([(1, n) for n in lengths], 16)
+    table = meta.block_tables
+    table[1:6, :16] = table[0, :16]
+    table[5, 16:48] = table[4, 16:48]
+    table[7:, :16] = table[6, :16]
+    parts = cpu._parts(meta, spec, 2)
+    found = cpu._companies(parts, meta, spec)
+    companies = sorted((piece, *map(int, some)) for piece, some in found)
+    # The third row writes to its first piece. Products have room for ten rows of three heads.
+    assert companies == [
+        (0, 0, 1, 3, 4, 5), (0, *range(6, 12)), (0, *range(12, 17)), (1, 4, 5), (2, 4, 5),
+    ]  # fmt: skip
+    assert not cpu._companies(parts, meta, spec_of(6, 2, 64, window=100))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (90, 20.0)])
 def test_any_chunking_gives_the_same_bits(
@@ -285,6 +335,7 @@ def test_two_backends_in_two_threads() -> None:
 
 AVX2 = """
 import torch, paging
+from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.kernels import cpu_compile, cpu_vector

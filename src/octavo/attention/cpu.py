@@ -137,7 +137,7 @@ class CpuAttention:
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         parts = _parts(meta, spec, cpu_jit.threads())
-        items, counters, partial = _items(parts, spec)
+        items, counters, members, partial = _items(parts, spec, _companies(parts, meta, spec))
         groups = spec.num_heads // spec.num_kv_heads
         rows = int(parts.queries.max(initial=1)) * groups
         size = cpu_layout.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
@@ -151,7 +151,7 @@ class CpuAttention:
             shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
-        keep = (items, counters, shared, tables, self._scratch)
+        keep = (items, counters, members, shared, tables, self._scratch)
         return _Work(packed, threads, keep)
 
 
@@ -204,29 +204,92 @@ def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts
     return _Parts(starts[row] + offset, queries, position, table, first, last, shares, threads)
 
 
-def _items(parts: _Parts, spec: AttentionSpec) -> tuple[Ints, Ints, int]:
-    """Items (see `cpu_layout`), the dearest first; their counters; floats of what is shared."""
+def _companies(
+    parts: _Parts, meta: AttentionMetadata, spec: AttentionSpec
+) -> list[tuple[int, Ints]]:
+    """(piece, parts of one query that see it whole and from the same blocks), piece by piece.
+
+    As many parts as one product has rows for. A part is in the companies of its first pieces
+    only, and never of its last one: there it writes.
+    """
+    most = cpu_layout.SUB * spec.num_kv_heads // spec.num_heads
+    whole = np.where(parts.queries == 1, parts.position // KEYS, 0)
+    left = np.flatnonzero(whole)
+    if spec.window or most < 2:
+        return []
+    blocks, tables = KEYS // meta.block_size, meta.block_tables.numpy()
+    rows = parts.table // meta.block_tables.stride(0)
+    found: list[tuple[int, Ints]] = []
+    piece = 0
+    while len(left) > 1:
+        held = tables[rows[left], piece * blocks : (piece + 1) * blocks]
+        if len(np.unique(held[:, 0])) == len(left):
+            break
+        _, which, counts = np.unique(held, axis=0, return_inverse=True, return_counts=True)
+        same = np.split(left[np.argsort(which.ravel(), kind="stable")], np.cumsum(counts)[:-1])
+        same = [members for members in same if len(members) > 1]
+        for members in same:
+            cut = np.array_split(members, -(-len(members) // most))
+            found += [(piece, some) for some in cut]
+        piece += 1
+        left = np.concatenate(same) if same else left[:0]
+        left = left[whole[left] > piece]
+    return found
+
+
+def _items(
+    parts: _Parts, spec: AttentionSpec, companies: list[tuple[int, Ints]]
+) -> tuple[Ints, Ints, Ints, int]:
+    """Items (see `cpu_layout`), the dearest first; their counters; the members of companies;
+    floats of what is shared."""
     heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
-    each = parts.shares * heads
+    together = np.zeros_like(parts.first)  # pieces of a part that are in companies
+    for _, some in companies:
+        together[some] += 1
+    begins = parts.first + together
+    own = np.minimum(parts.shares, parts.last - begins)
+    each = own * heads
     part = np.repeat(np.arange(len(each)), each)
     index = np.arange(len(part)) - np.repeat(np.cumsum(each) - each, each)
-    shares, first, last = parts.shares[part], parts.first[part], parts.last[part]
-    head, share = index // shares, index % shares
-    pieces, group = last - first, part * heads + head
+    head, share = index // own[part], index % own[part]
+    pieces, group = (parts.last - begins)[part], part * heads + head
     counters = np.zeros(len(each) * heads, np.int64)
+    shares = own + together
     # AMX stores 16 rows at a time.
     row_floats = -(-parts.queries * groups // 16) * 16 * cpu_layout.padded_dim(spec.head_dim)
     floats = (parts.last - parts.first) * (row_floats + 2 * cpu_layout.SUB)
-    floats = np.repeat(np.where(parts.shares > 1, floats, 0), heads)
-    items = np.empty((len(part), ITEM_SLOTS), np.int64)
-    items[:, 0], items[:, 1], items[:, 2] = (
+    floats = np.repeat(np.where(shares > 1, floats, 0), heads)
+    items = np.zeros((len(part) + len(companies) * heads, ITEM_SLOTS), np.int64)
+    mine = items[: len(part)]
+    mine[:, 0], mine[:, 1], mine[:, 2] = (
         parts.token[part], parts.queries[part], parts.position[part],
     )  # fmt: skip
-    items[:, 3], items[:, 4] = head, parts.table[part]
-    items[:, 5] = first + pieces * share // shares
-    items[:, 6] = first + pieces * (share + 1) // shares
-    items[:, 7] = np.where(shares > 1, counters.ctypes.data + 8 * group, 0)
-    items[:, 8], items[:, 9], items[:, 10] = shares, first, last
-    items[:, 11] = (np.cumsum(floats) - floats)[group]
-    cost = items[:, 1] * (items[:, 6] - items[:, 5])
-    return items[np.argsort(-cost, kind="stable")], counters, int(floats.sum())
+    mine[:, 3], mine[:, 4] = head, parts.table[part]
+    mine[:, 5] = begins[part] + pieces * share // own[part]
+    mine[:, 6] = begins[part] + pieces * (share + 1) // own[part]
+    mine[:, 7] = np.where(shares[part] > 1, counters.ctypes.data + 8 * group, 0)
+    mine[:, 8], mine[:, 9], mine[:, 10] = shares[part], parts.first[part], parts.last[part]
+    mine[:, 11] = (np.cumsum(floats) - floats)[group]
+    first_item = (np.cumsum(each) - each)[:, None] + np.arange(heads) * own[:, None]
+    lists = _add_companies(items[len(part) :], companies, parts, first_item)
+    order = np.argsort(-items[:, 1] * (items[:, 6] - items[:, 5]), kind="stable")
+    items, place = items[order], np.argsort(order)
+    members = items.ctypes.data + place[np.concatenate(lists)] * ITEM_SLOTS * 8
+    sizes = np.array([len(some) for some in lists[1:]], np.int64)
+    items[place[len(part) :], 12] = members.ctypes.data + 8 * (np.cumsum(sizes) - sizes)
+    return items, counters, members, int(floats.sum())
+
+
+def _add_companies(
+    items: Ints, companies: list[tuple[int, Ints]], parts: _Parts, first_item: Ints
+) -> list[Ints]:
+    """Write an item for each company and KV head; an empty list, and of each the numbers of an
+    item of its members. first_item: [parts, heads], the number of a part's first item."""
+    lists = [np.empty(0, np.int64)]
+    for piece, some in companies:
+        for head in range(first_item.shape[1]):
+            item = items[len(lists) - 1]
+            item[1:5] = len(some), (piece + 1) * KEYS, head, parts.table[some[0]]
+            item[5:7] = piece, piece + 1
+            lists.append(first_item[some, head])
+    return lists

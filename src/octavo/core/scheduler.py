@@ -54,7 +54,7 @@ MAX_DISPLACED = 3  # times that a request may be displaced before it has gained 
 MIN_SHARE = 64  # tokens; smaller pieces of a long prompt cost more than they give others
 
 
-class Update(msgspec.Struct, frozen=True, gc=False):
+class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What one choice gained in a step.
 
     prompt_logprobs: complete, once, with the first update of choice 0 (one entry for each

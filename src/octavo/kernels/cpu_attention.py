@@ -23,7 +23,9 @@ V. The codes of a piece are decoded to words in scratch, which is exact, once fo
 item; K's scales go on the scores, V's on the weights.
 
 An item of work is some queries of one row for one KV head over a range of pieces. The queries
-and the heads of the group are the rows of its products: row r is query r // groups.
+and the heads of the group are the rows of its products: row r is query r // groups. Where rows that
+decode have the same blocks (a prefix of theirs was cached, or they are choices of one prompt), a
+piece of these is an item of its own for all of them: its keys are read once.
 """
 
 from typing import Any
@@ -453,6 +455,50 @@ def attention(variant: str) -> Any:
             kept += entry
 
     @jit
+    def settle(a, item, o, m, l, rows, dim, room):  # noqa: E741
+        """An item of a group is done; the last one to be joins what all left."""
+        if take(geti(item + at.COUNT)) == geti(item + at.SHARES) - 1:
+            seti(geti(item + at.COUNT), 0)  # for the next layer
+            join_shares(a, item, o, m, l, rows, dim, room)
+            finish(a, item, o, l, dim)
+
+    @jit
+    def attend_together(a, item, scratch):
+        """A piece that one query of each of several rows sees whole."""
+        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
+        dim = (head_dim + 15) // 16 * 16
+        depth = (dim + 31) // 32 * 32 if tiles else dim
+        members, count = geti(item + at.MEMBERS), geti(item + at.QUERIES)
+        index, rows = geti(item + at.FIRST), count * groups
+        q = scratch + at.REST
+        o = q + at.SUB * depth * size
+        m, new_o = o + at.SUB * dim * 4, o + at.SUB * dim * 4 + at.SUB * 8
+        l, new_m, new_l = m + at.SUB * 4, scratch + at.STATS, scratch + at.STATS + at.SUB * 4  # noqa: E741
+        room_k = new_o + at.SUB * dim * 4
+        room_v = room_k + at.KEYS * depth * size
+        if tiles:
+            cpu_tiles.tiles_shape(scratch + at.CONFIG, min(rows, 16))
+        for i in range(count):
+            pack_q(a, geti(members + 8 * i), q + i * groups * depth * size, depth)
+        start = index * at.KEYS
+        k_stride = place_k(a, item, start, at.KEYS, dim, depth, scratch, room_k)
+        per_part = 0
+        if not coded:
+            per_part = place_v(a, item, start, at.KEYS, dim, scratch, room_v)
+        piece(a, item, index, scratch, q, new_o, new_m, new_l, 0, rows, k_stride, per_part, room_k)
+        tall = (groups + 15) // 16 * 16
+        for i in range(count):
+            mine = geti(members + 8 * i)
+            number = index - geti(mine + at.GROUP_FIRST)
+            kept = geti(a + at.PARTIAL) + geti(mine + at.SHARED) * 4
+            kept += number * (tall * dim + 2 * at.SUB) * 4
+            stats = kept + tall * dim * 4
+            copy(kept, new_o + i * groups * dim * 4, groups * dim * 4)
+            copy(stats, new_m + i * groups * 4, groups * 4)
+            copy(stats + at.SUB * 4, new_l + i * groups * 4, groups * 4)
+            settle(a, mine, o, m, l, groups, dim, scratch + at.FACTORS)
+
+    @jit
     def attend(a, item, scratch):
         head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
         dim = (head_dim + 15) // 16 * 16
@@ -512,18 +558,20 @@ def attention(variant: str) -> Any:
                     o_at, m_at, l_at = o + r * dim * 4, m + r * 4, l + r * 4
                     _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + at.FACTORS)
         if shared:
-            if take(geti(item + at.COUNT)) != geti(item + at.SHARES) - 1:
-                return
-            seti(geti(item + at.COUNT), 0)  # for the next layer
-            join_shares(a, item, o, m, l, rows, dim, scratch + at.FACTORS)
-        finish(a, item, o, l, dim)
+            settle(a, item, o, m, l, rows, dim, scratch + at.FACTORS)
+        else:
+            finish(a, item, o, l, dim)
 
     @jit
     def work(a):
         scratch = geti(a + at.SCRATCH) + take(a + at.THREAD) * geti(a + at.SCRATCH_SIZE)
         index = take(a + at.COUNTER)
         while index < geti(a + at.NUM_ITEMS):
-            attend(a, geti(a + at.ITEMS) + index * at.ITEM_SLOTS * 8, scratch)
+            item = geti(a + at.ITEMS) + index * at.ITEM_SLOTS * 8
+            if geti(item + at.MEMBERS) != 0:
+                attend_together(a, item, scratch)
+            else:
+                attend(a, item, scratch)
             index = take(a + at.COUNTER)
         if tiles:
             cpu_tiles.tiles_off()

@@ -24,12 +24,13 @@ CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
 # pieces FIRST..LAST-1. Where a query's pieces are shared by SHARES items, COUNT is the address
 # of their common counter, GROUP_FIRST..GROUP_LAST-1 all their pieces, and SHARED (in float32
 # from the argument PARTIAL) where o [rows up to 16s, dim], m [SUB], l [SUB] of each piece are
-# kept; else COUNT is 0.
+# kept; else COUNT is 0. MEMBERS: 0; or the item is one piece that the one query of each of QUERIES
+# rows sees whole, and MEMBERS the address of the addresses of an item of each of these.
 (
     TOKEN, QUERIES, POSITION, KV_HEAD, TABLE, FIRST, LAST, COUNT, SHARES,
-    GROUP_FIRST, GROUP_LAST, SHARED,
-) = range(0, 12 * 8, 8)  # fmt: skip
-ITEM_SLOTS = 12
+    GROUP_FIRST, GROUP_LAST, SHARED, MEMBERS,
+) = range(0, 13 * 8, 8)  # fmt: skip
+ITEM_SLOTS = 13
 
 # A thread's scratch: fixed parts, then at REST those that depend on the shape.
 CONFIG, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 1088, 2112, 2368, 2624, 4672
