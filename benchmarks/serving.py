@@ -123,7 +123,7 @@ async def _crowd(port: int) -> list[Reply]:
 
 
 def _end(reply: Reply) -> str:
-    whole = b'"finish_reason":"length"' in reply.raw and b'"error"' not in reply.raw
+    whole = b'"finish_reason":"length"' in reply.raw and b'{"error":' not in reply.raw
     if reply.status == 200:
         return "200" if whole else "200 without its end"
     return f"{reply.status}{' with Retry-After' if reply.retry_after else ''}"
@@ -159,7 +159,7 @@ async def _killed(server: ServeProcess) -> tuple[list[float], int | None]:
     killed = time.monotonic()
     replies = await asyncio.gather(*streams)
     for reply in replies:
-        if b'"error"' not in reply.raw or not reply.raw.rstrip().endswith(b"0"):
+        if b'{"error":' not in reply.raw or not reply.raw.rstrip().endswith(b"0"):
             _say(f"a stream ended with {bytes(reply.raw[-200:])!r}")
             return [60.0], server.health()
     return [reply.end - killed for reply in replies], server.health()

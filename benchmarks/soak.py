@@ -106,7 +106,7 @@ class Client:
         if status == [b"503"] and b"retry-after" in raw.lower():
             return "refused"
         good = b"data: [DONE]" in raw or not stream
-        if status != [b"200"] or not good or b'"error"' in raw:
+        if status != [b"200"] or not good or b'{"error":' in raw:
             self.seen.broken.append(f"a whole request got {raw[:300]!r}")
         return "answered"
 

@@ -92,5 +92,7 @@ def _content(reply: type | str | None, schema: Any) -> dict[str, Any]:
         return {"content": {reply: {"schema": _TEXT}}}
     content = {"application/json": {"schema": schema}}
     if "choices" in getattr(reply, "__struct_fields__", ()):
-        content["text/event-stream"] = {"schema": _TEXT}  # with `stream`, chunks as events
+        # No type: some readers take the schema for the whole text, some for each event.
+        events = "with `stream`: events whose data are chunks in the shape of the JSON, then [DONE]"
+        content["text/event-stream"] = {"schema": {"description": events}}
     return {"content": content}
