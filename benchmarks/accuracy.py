@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ def main() -> int:
     options.update(option.split("=", 1) for option in args.option)
     tested = _runner(**options)
     reference = _runner(model=args.reference or args.model, dtype="float32")
+    named = {**options, "model": Path(args.model).name}  # a row says no machine's paths
     values = row(
-        "accuracy", **options, reference=args.reference or args.model,
+        "accuracy", **named, reference=Path(args.reference or args.model).name,
         **_on_text(tested, reference, ids), **_on_answers(tested, reference, ids),
     )  # fmt: skip
     if args.save:
