@@ -24,10 +24,10 @@ class Continuous:
         self._model = load(options["model"], getattr(torch, dtype), attention)
         settings: Any = transformers.GenerationConfig
         config = settings(do_sample=False, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False)
-        # Entered once and left with the process: the manager owns a thread.
-        self._manager = self._model.continuous_batching_context_manager(
-            generation_config=config
-        ).__enter__()
+        # Entered once and left with the process: the manager owns a thread, and a context that
+        # nobody holds is left at once.
+        self._context = self._model.continuous_batching_context_manager(generation_config=config)
+        self._manager = self._context.__enter__()
         self.facts = {
             "build": f"transformers {transformers.__version__} continuous batching",
             "torch": torch.__version__,
