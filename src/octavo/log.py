@@ -45,3 +45,8 @@ def instruction_limit() -> str:
 def api_key_from_environment() -> str | None:
     """OCTAVO_API_KEY, so that the key need not stand in the process list."""
     return os.environ.get("OCTAVO_API_KEY") or None
+
+
+def environment_for_child(**usual: str) -> dict[str, str]:
+    """What a child process inherits, and `usual` where that says nothing."""
+    return {**usual, **os.environ}

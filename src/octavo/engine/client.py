@@ -12,7 +12,6 @@ every later submit, and `died` is set. A process that shows no sign of life for 
 import asyncio
 import contextlib
 import itertools
-import os
 import shutil
 import signal
 import subprocess
@@ -45,7 +44,7 @@ from octavo.engine.messages import (
 )
 from octavo.engine.output import OutputProcessor
 from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
-from octavo.log import get_logger
+from octavo.log import environment_for_child, get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
@@ -206,7 +205,7 @@ class EngineClient:
         process = subprocess.Popen(
             [sys.executable, "-m", "octavo.engine.process"],
             stdin=subprocess.PIPE,
-            env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+            env=environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT),
             start_new_session=True,
         )
         assert process.stdin is not None
