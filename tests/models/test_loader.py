@@ -238,15 +238,9 @@ def test_options_that_no_model_can_have(folder: Path) -> None:
         toys.load(folder, quantization="awq")
 
 
-# Rows of K blocks are multiples of 256 values.
 @pytest.mark.parametrize("kind", [kind.name for kind in FORMATS.values()])
 def test_gguf_of_every_block_type_equals_transformers(kind: str, tmp_path: Path) -> None:
-    size = 256 if kind.endswith("_K") else 64
-    reference = toys.make(
-        "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
-    )  # fmt: skip
-    path = toys.write_gguf(reference, tmp_path / "m.gguf", kind)
+    reference, path = toys.blocks_of(kind, tmp_path / "m.gguf")
     ids = toys.prompt(30)
     wanted = toys.reference_logits(reference, ids)
     found = toys.Paged(toys.load(path)).step([("a", ids)])[0]

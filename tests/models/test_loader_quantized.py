@@ -138,12 +138,7 @@ def test_an_option_that_disagrees_is_refused_before_weights_are_read(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 def test_blocks_of_four_bits_keep_their_codes_under_int4(kind, tmp_path):
-    size = 256 if kind.endswith("_K") else 64
-    reference = toys.make(
-        "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
-    )  # fmt: skip
-    path = toys.write_gguf(reference, tmp_path / "m.gguf", kind)
+    _, path = toys.blocks_of(kind, tmp_path / "m.gguf")
     exact = logits(toys.load(path))
     near(logits(toys.load(path, quantization="int4")), exact, 0.08)
     assert toys.load(path, quantization="int4").explain()["linear"].startswith("int4 weights")

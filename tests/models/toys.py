@@ -193,6 +193,19 @@ def _block_bytes(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> np.
     return raw.reshape(*shape[:-1], -1)
 
 
+def blocks_of(kind: str, path: Path) -> tuple[Any, Path]:
+    """A toy Llama with the values of its GGUF of block type `kind`, and the file.
+
+    Rows of K blocks are multiples of 256 values.
+    """
+    size = 256 if kind.endswith("_K") else 64
+    model = make(
+        "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
+    )  # fmt: skip
+    return model, write_gguf(model, path, kind)
+
+
 def write_gguf(
     model: Any,
     path: Path,
