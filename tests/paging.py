@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -86,12 +87,7 @@ class Sequences:
             blocks = -(-end // self.block_size)
             alone = metadata([(end - start, end)], self.block_size)
             table = step.block_tables[index : index + 1, :blocks].contiguous()
-            alone = AttentionMetadata(
-                **{
-                    name: getattr(alone, name) for name in alone.__slots__ if name != "block_tables"
-                },
-                block_tables=table,
-            )
+            alone = replace(alone, block_tables=table)
             parts.append(self.backend.attend(q[start:end], self.cache, alone, self.spec))
         return torch.cat(parts)
 

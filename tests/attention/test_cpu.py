@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,7 @@ def test_smp_12_a_row_is_the_same_in_any_company(
         some = paging.metadata([(queries[i], lengths[i]) for i in rows], 16)
         table = torch.zeros(len(rows), step.block_tables.shape[1], dtype=torch.int32)
         table[:] = step.block_tables[rows]
-        fields = {n: getattr(some, n) for n in some.__slots__ if n != "block_tables"}
-        some = type(some)(**fields, block_tables=table)
+        some = replace(some, block_tables=table)
         query = torch.cat([run.q[i][len(run.q[i]) - queries[i] :] for i in rows])
         out = run.backend.attend(query, run.cache, some, spec)
         for i, got in zip(rows, out.split([queries[i] for i in rows]), strict=True):
@@ -185,8 +185,7 @@ def test_rows_that_hold_the_same_blocks_read_them_together(
 
     def attend(rows: list[int]) -> torch.Tensor:
         some = paging.metadata([(1, lengths[i]) for i in rows], 16)
-        fields = {n: getattr(some, n) for n in some.__slots__ if n != "block_tables"}
-        meta = type(some)(**fields, block_tables=table[rows].contiguous())
+        meta = replace(some, block_tables=table[rows].contiguous())
         return run.backend.attend(query[rows], run.cache, meta, spec)
 
     everyone = list(range(len(lengths)))
