@@ -15,7 +15,8 @@ import paging
 from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
-from octavo.kernels import cpu_ops, reference
+from octavo.kernels import reference
+from octavo.kernels.cpu import fused_call as cpu_ops
 from paging import CODES, Sequences, assert_close
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -337,7 +338,7 @@ import torch, paging
 from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
-from octavo.kernels import cpu_compile, cpu_vector
+from octavo.kernels.cpu import compile as cpu_compile, simd as cpu_vector
 from octavo.runner.model_runner import resolve_dtype
 assert (cpu_vector.LANES, cpu_vector.HAS_DOT, resolve_dtype("auto")) == (8, False, torch.float32)
 optimize, texts = cpu_compile._optimize, []

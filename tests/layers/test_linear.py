@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels import cpu_ops
+from octavo.kernels.cpu import fused_call as cpu_ops
 from octavo.layers import linear
 from octavo.layers.linear import Product, Products, StableRows
 

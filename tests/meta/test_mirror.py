@@ -17,13 +17,13 @@ def noun(test: Path) -> str:
     return test.stem.removeprefix("test_")
 
 
-def sources(folder: str) -> set[str]:
+def sources(folder: Path) -> set[str]:
     return {path.stem for path in (SOURCE / folder).glob("*.py") if path.stem != "__init__"}
 
 
 def mirrored() -> list[Path]:
-    found = TESTS.glob("*/test_*.py")
-    return sorted(path for path in found if path.parent.name not in ELSEWHERE)
+    found = TESTS.glob("*/**/test_*.py")
+    return sorted(path for path in found if path.relative_to(TESTS).parts[0] not in ELSEWHERE)
 
 
 def test_every_test_file_names_the_file_it_tests() -> None:
@@ -33,7 +33,7 @@ def test_every_test_file_names_the_file_it_tests() -> None:
         if noun(path) not in WHOLE
         and not any(
             noun(path) == name or noun(path).startswith(f"{name}_")
-            for name in sources(path.parent.name)
+            for name in sources(path.parent.relative_to(TESTS))
         )
     ]
     assert stray == []
@@ -41,23 +41,22 @@ def test_every_test_file_names_the_file_it_tests() -> None:
 
 # Parts that only work through a kernel, and the kernel whose tests run them.
 RUN_BY = {
-    "cpu_compile": "cpu_jit",
-    "cpu_fused": "cpu_ops",
-    "cpu_layout": "cpu_attention",
-    "cpu_linear_ops": "cpu_linear",
-    "cpu_program": "cpu_graph",
-    "cpu_quant_ops": "cpu_quant",
-    "cpu_tiles": "cpu_attention",
-    "cpu_vector": "cpu_ops",
-    "reference": "cpu_ops",
+    "compile": "kernel",
+    "fused": "fused_call",
+    "abi": "graph",
+    "gemm_bf16_call": "gemm_bf16",
+    "gemm_int8_call": "gemm_int8",
+    "program": "graph",
+    "tiles": "gemm_bf16",
 }
 
 
 def test_every_kernel_has_a_test() -> None:
-    tested = {noun(path) for path in TESTS.glob("kernels/test_*.py")}
-    if (TESTS / "attention" / "test_cpu.py").is_file():
-        tested.add("cpu_attention")  # tested through the backend that owns its layout
-    assert {name for name in sources("kernels") if RUN_BY.get(name, name) not in tested} == set()
+    tested = {noun(path) for path in TESTS.glob("kernels/cpu/test_*.py")}
+    assert (TESTS / "attention" / "test_cpu.py").is_file()
+    tested.add("attention")  # tested through the backend that owns its layout
+    kernels = sources(Path("kernels/cpu"))
+    assert {name for name in kernels if RUN_BY.get(name, name) not in tested} == set()
 
 
 def test_every_op_has_a_reference_of_its_name() -> None:

@@ -13,7 +13,7 @@ from octavo.attention import registry
 from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import PlanRow, StepPlan
-from octavo.kernels import cpu_ops
+from octavo.kernels.cpu import fused_call as cpu_ops
 from octavo.runner import graphs
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.graphs import capture

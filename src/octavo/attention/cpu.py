@@ -1,7 +1,7 @@
 """The CPU backend: paged attention over compiled kernels, the cache in 16, 32 or 8 bits.
 
 It divides a step into items of work once and runs them for each layer. Layout of the cache and
-numerics: see `kernels.cpu_attention`.
+numerics: see `kernels.cpu.attention`.
 """
 
 import struct
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities
-from octavo.kernels import cpu_jit, cpu_layout, cpu_ops
-from octavo.kernels.cpu_layout import ITEM_SLOTS, KEYS
+from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.abi import ITEM_SLOTS, KEYS
 
 _FLOATS = (torch.float32, torch.bfloat16)
 _PRODUCTS = 8  # of 32 rows in an item at most: K and V of a piece are placed once for all
@@ -162,7 +164,7 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """Runs of queries of one row, each over the pieces first..last-1 of its keys, in arrays;
-    what `cpu_layout` says of an item. `shares`: items that share a part's pieces, per KV head."""
+    what `abi` says of an item. `shares`: items that share a part's pieces, per KV head."""
 
     token: Ints
     queries: Ints
@@ -240,7 +242,7 @@ def _companies(
 def _items(
     parts: _Parts, spec: AttentionSpec, companies: list[tuple[int, Ints]]
 ) -> tuple[Ints, Ints, Ints, int]:
-    """Items (see `cpu_layout`), the dearest first; their counters; the members of companies;
+    """Items (see `kernels.cpu.abi`), the dearest first; their counters; the members of companies;
     floats of what is shared."""
     heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     together = np.zeros_like(parts.first)  # pieces of a part that are in companies

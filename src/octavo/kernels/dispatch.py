@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels import cpu_jit, cpu_ops, reference
+from octavo.kernels import reference
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -1,7 +1,7 @@
 """Dense products y = x W^T + b, and the care that a row's bits do not depend on the row count.
 
 On a CPU the weight is laid out once and the plain copy is dropped: in tiles for a kernel of our
-own where there is AMX (`kernels.cpu_linear`: a row's bits are its own), else reordered for
+own where there is AMX (`kernels.cpu.gemm_bf16`: a row's bits are its own), else reordered for
 oneDNN. A library picks its blocking, and with it the order of a sum, by the number of rows.
 `StableRows` finds out, the first time a row count is seen, whether it gives each row the bits
 that other counts give, and pads or splits the rows where it does not.
@@ -14,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels import cpu_linear_ops, cpu_ops
-from octavo.kernels.cpu_quant_ops import QuantizedWeight, Room, unit
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import gemm_bf16_call as cpu_linear_ops
+from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room, unit
 from octavo.quant.base import NONE, Codes
 from octavo.quant.integers import pack
 
@@ -163,7 +164,7 @@ class Products:
     ) -> Product:
         """The product with `weight` [N, K] and `bias` [N]. `weight` is not kept where packed.
 
-        method: "int8" or "int4", to multiply it as integers (`kernels.cpu_quant`).
+        method: "int8" or "int4", to multiply it as integers (`kernels.cpu.gemm_int8`).
         """
         if method != NONE:
             packed = pack(weight, method)

@@ -5,7 +5,7 @@ with its own scale and packed integers. The products are formed in fp32 and in g
 the values equal those of the `gguf` package bit for bit; they are rounded once, to the target.
 
 The functions here are the plain form; fp32 and bf16 on a CPU are decoded by the compiled
-`kernels.cpu_gguf`, 40 times as fast. The package itself is not used to load: on SmolLM2 its
+`kernels.cpu.gguf`, 40 times as fast. The package itself is not used to load: on SmolLM2 its
 reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 """
 
@@ -16,11 +16,11 @@ from functools import cache
 
 import torch
 
-from octavo.kernels.cpu_jit import Kernel
+from octavo.kernels.cpu.kernel import Kernel
 from octavo.quant.base import Codes, Decode
 
 _COMPILED = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_pack_call = struct.Struct("<6q").pack  # as in kernels.cpu_gguf
+_pack_call = struct.Struct("<6q").pack  # as in kernels.cpu.gguf
 _BLOCKS_AT_ONCE = 4096
 
 
@@ -44,7 +44,7 @@ class BlockFormat:
 
 @cache
 def _kernel(variant: str) -> Kernel:
-    return Kernel("octavo.kernels.cpu_gguf:decode", variant)
+    return Kernel("octavo.kernels.cpu.gguf:decode", variant)
 
 
 def decode_into(kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor) -> None:

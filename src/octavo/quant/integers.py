@@ -1,15 +1,15 @@
 """Weights as int8 per output column, and as 4-bit codes in groups that stand for such an int8.
 
 int8: w = scale[n] * q with scale[n] = max |w[n]| / 127. int4: codes of 0 to 15 between the least
-and the largest value of each group. `kernels.cpu_quant` multiplies both as int8, so the values
+and the largest value of each group. `kernels.cpu.gemm_int8` multiplies both as int8, so the values
 of a group lie on the grid of its column: they are off by at most half a step of 1 / 127 of the
 column's largest value, which is a tenth of what rounding to 4 bits moves them.
 """
 
 import torch
 
-from octavo.kernels import cpu_quant_ops
-from octavo.kernels.cpu_quant_ops import PackedWeight
+from octavo.kernels.cpu import gemm_int8_call as cpu_quant_ops
+from octavo.kernels.cpu.gemm_int8_call import PackedWeight
 from octavo.quant.base import INT8, Codes
 
 GROUP = 32  # k that share a step when weights are rounded to 4 bits here

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.attention.base import AttentionMetadata, AttentionSpec, GraphSafe
 from octavo.core.plan import PlanRow, StepPlan
-from octavo.kernels import cpu_jit
-from octavo.kernels.cpu_graph import Graph
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.graph import Graph
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.runner.batch import BatchBuilder

@@ -18,8 +18,8 @@ from octavo.core.plan import (
     TokenLogprobs,
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
-from octavo.kernels import cpu_jit
-from octavo.kernels.cpu_graph import program
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.graph import program
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import kv_dtype, load_model

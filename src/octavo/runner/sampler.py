@@ -3,7 +3,7 @@
 The order of processors: allowed ids and bad words, logit bias, repetition penalty, frequency and
 presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
 Log-probabilities are those of the logits as they came, before all of that. How ties are broken
-and where random numbers come from is said in `kernels.cpu_sampling`.
+and where random numbers come from is said in `kernels.cpu.sampling`.
 
 A row whose logits hold a NaN or +inf, or where nothing is left to draw, gets an error and
 leaves the other rows as they are. A logit of -inf is a token that cannot be drawn.
@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
-from octavo.kernels import cpu_sampling_ops as ops
-from octavo.kernels.cpu_jit import Kernel
+from octavo.kernels.cpu import sampling_call as ops
+from octavo.kernels.cpu.kernel import Kernel
 from octavo.params import SamplingParams
 
 _Floats = NDArray[np.float32]

@@ -23,7 +23,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu.simd import (
     HAS_DOT,
     I8,
     I32,

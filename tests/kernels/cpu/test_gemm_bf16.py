@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels import cpu_jit, cpu_ops
-from octavo.kernels.cpu_linear_ops import TiledWeight, fits
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.gemm_bf16_call import TiledWeight, fits
 
 pytestmark = pytest.mark.skipif(not cpu_ops.has_tiles(), reason="no AMX here")
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 
-from octavo.kernels import cpu_jit, cpu_ops, reference
+from octavo.kernels import reference
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def activation():
-    return cpu_jit.Kernel("octavo.kernels.cpu_fused:activation", "silu-float32")
+    return cpu_jit.Kernel("octavo.kernels.cpu.fused:activation", "silu-float32")
 
 
 def check(kernel, monkeypatch):
@@ -66,7 +68,7 @@ def test_without_libgomp_kernels_run_on_threads_of_our_own(monkeypatch):
 def test_a_warm_start_does_not_import_numba(tmp_path):
     code = (
         "import sys, torch\n"
-        "from octavo.kernels import cpu_ops\n"
+        "from octavo.kernels.cpu import fused_call as cpu_ops\n"
         "cpu_ops.CpuOps(torch.float32).silu_and_mul(torch.ones(1, 64))\n"
         "print('numba' in sys.modules)\n"
     )
@@ -87,7 +89,7 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(tmp_path, helper, 
     """And compiled here where that process fails."""
     code = (
         "import sys, torch\n"
-        "from octavo.kernels import cpu_jit, cpu_ops\n"
+        "from octavo.kernels.cpu import kernel as cpu_jit, fused_call as cpu_ops\n"
         "cpu_jit.threads = lambda: 2\n"
         f"sys.executable = {helper!r}\n"
         "cpu_jit.Kernel.compile_ahead([cpu_ops.kernel('activation', 'silu-float32')])\n"

@@ -12,8 +12,10 @@ from functools import cache, lru_cache
 
 import torch
 
-from octavo.kernels import cpu_jit, cpu_layout, reference
-from octavo.kernels.cpu_jit import Kernel
+from octavo.kernels import reference
+from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.kernel import Kernel
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
@@ -26,9 +28,9 @@ _pack_rope = struct.Struct(cpu_layout.ROPE_FORMAT).pack
 
 @cache
 def kernel(maker: str, variant: str) -> Kernel:
-    """The kernel of `cpu_fused` or `cpu_attention` of that name and variant."""
-    module = "cpu_attention" if maker == "attention" else "cpu_fused"
-    return Kernel(f"octavo.kernels.{module}:{maker}", variant)
+    """The kernel of `fused` or `attention` of that name and variant."""
+    module = "attention" if maker == "attention" else "fused"
+    return Kernel(f"octavo.kernels.cpu.{module}:{maker}", variant)
 
 
 def _share(rows: int, values: int) -> tuple[int, int]:
@@ -124,7 +126,7 @@ def rope_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Head norms, rope, cache write: whatever is given, in one pass (see `cpu_fused.rope_write`).
+    """Head norms, rope, cache write: whatever is given, in one pass (see `fused.rope_write`).
 
     Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype: that of
     the cache, unless it is one of CODES.

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels import cpu_jit, cpu_ops, reference
-from octavo.kernels.cpu_graph import Graph, _share
+from octavo.kernels import reference
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.graph import Graph, _share
 
 OPS = cpu_ops.CpuOps(torch.float32)
 WEIGHT = torch.linspace(0.5, 1.5, 48)
@@ -63,7 +65,7 @@ def test_a_call_of_an_unknown_kernel_is_refused():
     x = torch.randn(4, 48)
     with cpu_jit.record() as recording:
         out, _ = OPS.rms_norm(x, WEIGHT, 1e-5)
-    recording.calls.append((cpu_jit.Kernel("octavo.kernels.cpu_sampling:draw"), bytes(96)))
+    recording.calls.append((cpu_jit.Kernel("octavo.kernels.cpu.sampling:draw"), bytes(96)))
     with pytest.raises(ValueError, match="'draw' cannot be replayed"):
         Graph(recording, x, out, 0, 0)
 

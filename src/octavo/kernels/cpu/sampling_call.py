@@ -1,6 +1,6 @@
-"""Rows of logits in, tokens and log-probabilities out: the callers of `cpu_sampling`.
+"""Rows of logits in, tokens and log-probabilities out: the callers of `sampling`.
 
-Free of Numba. What is drawn and how ties are broken is said in `cpu_sampling`.
+Free of Numba. What is drawn and how ties are broken is said in `sampling`.
 """
 
 import struct
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.kernels import cpu_jit
-from octavo.kernels.cpu_jit import Kernel
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.kernel import Kernel
 
 # The status of an item.
 OK = 0
@@ -24,7 +24,7 @@ PIECE = 64
 # wake others a few us; on a busy machine they may come milliseconds late.
 _SHARED_FROM = 2**17
 
-# Byte offsets of the arguments, 8 bytes each; the first two are the counters of `cpu_jit`.
+# Byte offsets of the arguments, 8 bytes each; the first two are the counters of `kernel`.
 (
     COUNTER, THREAD, COUNT, ITEMS, LOGITS, VOCAB, SCRATCH, SCRATCH_SIZE, OUT_IDS, OUT_VALUES,
     OUT_SIZE, LOGIT_BYTES,
@@ -74,7 +74,7 @@ def kernels() -> list[Kernel]:
 
 @cache
 def _kernel(name: str) -> Kernel:
-    return Kernel(f"octavo.kernels.cpu_sampling:{name}")
+    return Kernel(f"octavo.kernels.cpu.sampling:{name}")
 
 
 def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels import cpu_layout as at
-from octavo.kernels.cpu_tiles import store_tiles, sum_tiles, tiles_off, tiles_on
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu.simd import (
     I8,
     I16,
     I64,
@@ -48,6 +47,7 @@ from octavo.kernels.cpu_vector import (
     vsplat,
     vstoreh,
 )  # fmt: skip
+from octavo.kernels.cpu.tiles import store_tiles, sum_tiles, tiles_off, tiles_on
 
 _LOG2E = 1.4426950408889634
 

@@ -14,7 +14,7 @@ prompt was chunked, on the number of threads, nor on whether its pieces were sha
 Cache of a layer: [blocks, kv_heads, 2, block_size * dim] with dim = head_dim rounded up to 16.
 In 32-bit words (a pair of neighbouring bfloat16, or one float32) K is [dim / pair][block_size],
 pairs along dim; V is [block_size / pair][dim], pairs along keys. That is what the vector units
-and AMX multiply, so blocks are used where they lie (see `cpu_tiles`). Keys past the end of the
+and AMX multiply, so blocks are used where they lie (see `tiles`). Keys past the end of the
 sequence may hold anything, NaN too: scores are masked, and V's last block is copied with zeros.
 
 A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as [block_size / RUN][dim][RUN]
@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from octavo.kernels import cpu_layout as at
-from octavo.kernels import cpu_tiles
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import tiles as cpu_tiles
+from octavo.kernels.cpu.simd import (
     LANES,
     Vec,
     copy,

@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu.simd import (
     F32,
     I8,
     I16,

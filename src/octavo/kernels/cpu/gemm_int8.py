@@ -11,7 +11,7 @@ and column. Weights are told once per 256 rows and stay in the cache meanwhile.
 q is stored with 128 added, because the instructions multiply unsigned with signed bytes; what
 that adds to a sum, 128 times the sum of a column's weights, is taken away at the end.
 
-Layouts (see `cpu_quant_ops.pack`): columns in panels of 16, two of which are an item of work; k in
+Layouts (see `gemm_int8_call.pack`): columns in panels of 16, two of which are an item of work; k in
 steps of 64. A panel's step is 16 words of 4 k for each of its columns: one tile of AMX, or 16
 vectors of 16 columns. Four k that follow one another lie in one word, as dot products want them.
 """
@@ -22,10 +22,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels import cpu_layout as at
-from octavo.kernels import cpu_tiles
-from octavo.kernels.cpu_fused import _memory as memory
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import tiles as cpu_tiles
+from octavo.kernels.cpu.fused import _memory as memory
+from octavo.kernels.cpu.simd import (
     FEATURES,
     I8,
     I16,

@@ -19,7 +19,7 @@ from numba.core.datamodel import models
 from numba.core.targetconfig import ConfigStack
 from numba.extending import intrinsic, register_model
 
-from octavo.kernels import cpu_jit
+from octavo.kernels.cpu import kernel as cpu_jit
 
 FEATURES = cpu_jit.cpu()[1]
 LANES = 16 if "avx512f" in FEATURES else 8

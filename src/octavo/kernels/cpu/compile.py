@@ -2,7 +2,7 @@
 
 Imported only when a kernel is not in the cache yet, because it brings in Numba.
 
-    python -m octavo.kernels.cpu_compile WHERE:MAKER:VARIANT ...
+    python -m octavo.kernels.cpu.compile WHERE:MAKER:VARIANT ...
 
 compiles kernels into the cache: a second processor's share of a first start.
 """
@@ -18,7 +18,7 @@ from numba import cfunc
 from numba.core import config as numba_config
 
 from octavo import log
-from octavo.kernels import cpu_jit
+from octavo.kernels.cpu import kernel as cpu_jit
 
 _logger = log.get_logger(__name__)
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from octavo.kernels import cpu_ops, reference
+from octavo.kernels import reference
+from octavo.kernels.cpu import fused_call as cpu_ops
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 8), (3, 64), (17, 96), (64, 576), (5, 1537)]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels import cpu_compile, cpu_jit
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu import compile as cpu_compile
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.simd import (
     LANES,
     geti,
     jit,

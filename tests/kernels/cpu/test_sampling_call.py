@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels import cpu_jit
-from octavo.kernels import cpu_sampling_ops as ops
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import sampling_call as ops
 
 
 def some_items(count):
@@ -81,7 +81,7 @@ def test_a_later_start_needs_no_numba():
     script = (
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np, torch\n"
-        "from octavo.kernels import cpu_sampling_ops as ops\n"
+        "from octavo.kernels.cpu import sampling_call as ops\n"
         "made = np.zeros(2, ops.ITEM)\n"
         "made['temperature'], made['top_p'], made['top_k'] = 1.0, 0.5, [0, 3]\n"
         "logits = torch.arange(200.0).reshape(1, 200)\n"

@@ -9,8 +9,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels import cpu_layout as at
-from octavo.kernels.cpu_vector import FEATURES, I32, I64, call, geti, jit, op, pointer, take
+from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu.simd import FEATURES, I32, I64, call, geti, jit, op, pointer, take
 
 _SPINS = 2000  # of some 50 ns each before the processor is offered to others
 
@@ -37,7 +37,7 @@ def _seen(b, address):
 
 
 def program() -> Any:
-    """The kernel; arguments: see P_ in `cpu_layout`."""
+    """The kernel; arguments: see P_ in `abi`."""
 
     @jit
     def wait(a, count):

@@ -3,7 +3,7 @@
 Free of Numba, so that compiled kernels can be called without importing it.
 """
 
-# -- attention (see `cpu_attention`) -----------------------------------------------------------
+# -- attention (see `attention`) ----------------------------------------------------------------
 
 KEYS = 256  # keys of a piece: K and V of one head of 64 take 64 KB in bfloat16
 SUB = 32  # rows of a product; 32 x KEYS scores take 32 KB
@@ -59,7 +59,7 @@ def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> i
     return (REST + q_and_sums + SUB * dim * 4 + gathered + 4095) // 4096 * 4096
 
 
-# -- fused kernels (see `cpu_fused`) -----------------------------------------------------------
+# -- fused kernels (see `fused`) ----------------------------------------------------------------
 
 # All begin with the counter, a slot not used, ROWS, and CHUNK: rows taken at a time. Addresses
 # may be 0 where something is absent. N_: rms_norm, A_: activation, R_: rope_write.
@@ -74,7 +74,7 @@ ACTIVATION_FORMAT = "<7q"
 ) = range(32, 32 + 18 * 8, 8)  # fmt: skip
 ROPE_FORMAT = "<21qd"
 
-# -- dense products (see `cpu_linear`) ---------------------------------------------------------
+# -- dense products (see `gemm_bf16`) -----------------------------------------------------------
 
 # The counter, a slot not used, x and its bytes from row to row, W, out and its bytes from row to
 # row, bias (float32, or 0), rows, steps of 32 along k, blocks of 32 columns, columns of out; an
@@ -85,14 +85,14 @@ ROPE_FORMAT = "<21qd"
 ) = range(16, 16 + 12 * 8, 8)  # fmt: skip
 LINEAR_FORMAT = "<14q"
 
-# -- programs (see `cpu_program`) --------------------------------------------------------------
+# -- programs (see `program`) -------------------------------------------------------------------
 
 # Arrivals so far, a slot not used, threads of the team, kernels in the list, the list (address
 # of the kernel, address of its arguments), and the address of sched_yield.
 P_TEAM, P_COUNT, P_KERNELS, P_YIELD = range(16, 16 + 4 * 8, 8)
 PROGRAM_FORMAT = "<6q"
 
-# -- quantized products (see `cpu_quant`) ------------------------------------------------------
+# -- quantized products (see `gemm_int8`) -------------------------------------------------------
 
 # TAKEN, DONE: rows that a thread has begun and ended to round; THREAD gives each its scratch.
 # FACTORS: of int4, [panel][group][16 columns] of (m, o); GROUP: 32s of k in a group. Q, S, X, OUT

@@ -29,9 +29,9 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from octavo.kernels import cpu_sampling_ops as slot
-from octavo.kernels.cpu_sampling_ops import EMPTY, NOT_FINITE, OK
-from octavo.kernels.cpu_vector import getd, geti, seti, take
+from octavo.kernels.cpu import sampling_call as slot
+from octavo.kernels.cpu.sampling_call import EMPTY, NOT_FINITE, OK
+from octavo.kernels.cpu.simd import getd, geti, seti, take
 
 _PIECE = slot.PIECE
 # A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.

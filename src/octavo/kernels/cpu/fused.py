@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from octavo.kernels import cpu_layout as at
-from octavo.kernels.cpu_vector import (
+from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu.simd import (
     LANES,
     Vec,
     copy,
@@ -228,7 +228,7 @@ def rope_write(variant: str) -> Any:
 
     `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8").
 
-    The cache's layout is that of `cpu_attention`. The norm's result is not rounded before rope.
+    The cache's layout is that of `attention`. The norm's result is not rounded before rope.
     k itself is changed only when there is no cache.
     """
     dtype, _, kind = variant.partition("-")

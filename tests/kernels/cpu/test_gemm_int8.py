@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from octavo.kernels import cpu_jit, cpu_quant_ops, reference
-from octavo.kernels.cpu_quant_ops import PackedWeight, QuantizedWeight, Room, pack_int4, pack_int8
+from octavo.kernels import reference
+from octavo.kernels.cpu import gemm_int8_call as cpu_quant_ops
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.gemm_int8_call import (
+    PackedWeight,
+    QuantizedWeight,
+    Room,
+    pack_int4,
+    pack_int8,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 3, 7, 17, 33, 300)

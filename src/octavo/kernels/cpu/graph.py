@@ -3,7 +3,7 @@
 A recording keeps every tensor that was written, so each address in the arguments of its calls
 says which tensor is meant. Tensors whose uses do not overlap then share one arena, which stays
 in the processor's caches, and replaying is: write the numbers of this step into the arguments
-of all calls, and run the list (`cpu_program`).
+of all calls, and run the list (`program`).
 """
 
 import ctypes
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.kernels import cpu_jit, cpu_layout
-from octavo.kernels.cpu_jit import Kernel, Recording
+from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.kernel import Kernel, Recording
 
 _pack = struct.Struct(cpu_layout.PROGRAM_FORMAT).pack
 _ALIGN = 64
@@ -37,7 +38,7 @@ Words = NDArray[np.int64]
 @cache
 def program() -> Kernel:
     """The kernel that calls the others."""
-    return Kernel("octavo.kernels.cpu_program:program")
+    return Kernel("octavo.kernels.cpu.program:program")
 
 
 class Graph:

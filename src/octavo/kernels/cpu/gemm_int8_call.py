@@ -1,4 +1,4 @@
-"""Quantized weights laid out for `cpu_quant`, and the calls of its products."""
+"""Quantized weights laid out for `gemm_int8`, and the calls of its products."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -7,7 +7,10 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels import cpu_jit, cpu_layout, cpu_ops, reference
+from octavo.kernels import reference
+from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import kernel as cpu_jit
 
 _pack_call = struct.Struct(cpu_layout.QUANT_FORMAT).pack
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -17,7 +20,7 @@ _PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second o
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [out_size, in_size] as `cpu_quant` reads it. factors: None for int8."""
+    """A weight [out_size, in_size] as `gemm_int8` reads it. factors: None for int8."""
 
     in_size: int
     out_size: int
@@ -166,7 +169,7 @@ class QuantizedWeight:
 
 @cache
 def _kernel(variant: str) -> cpu_jit.Kernel:
-    return cpu_jit.Kernel("octavo.kernels.cpu_quant:product", variant)
+    return cpu_jit.Kernel("octavo.kernels.cpu.gemm_int8:product", variant)
 
 
 def unit() -> str:

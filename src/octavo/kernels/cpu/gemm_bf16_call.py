@@ -1,4 +1,4 @@
-"""Weights in the layout of `cpu_linear`, and the products with them. Free of Numba."""
+"""Weights in the layout of `gemm_bf16`, and the products with them. Free of Numba."""
 
 import struct
 from functools import cache
@@ -6,8 +6,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels import cpu_jit, cpu_layout
-from octavo.kernels.cpu_jit import Kernel
+from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu.kernel import Kernel
 
 _pack = struct.Struct(cpu_layout.LINEAR_FORMAT).pack
 _BLOCK = 32  # columns
@@ -74,4 +75,4 @@ def fits(weight: torch.Tensor) -> bool:
 
 @cache
 def _kernel(kind: str) -> Kernel:
-    return Kernel("octavo.kernels.cpu_linear:linear", kind)
+    return Kernel("octavo.kernels.cpu.gemm_bf16:linear", kind)

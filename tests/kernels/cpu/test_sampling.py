@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels import cpu_sampling_ops as ops
+from octavo.kernels.cpu import sampling_call as ops
 
 MASK = 2**64 - 1
 

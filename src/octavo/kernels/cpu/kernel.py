@@ -129,7 +129,7 @@ class Kernel:
         if not wanted or threads() < 2:
             return
         names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
-        command = [sys.executable, "-m", "octavo.kernels.cpu_compile", *names]
+        command = [sys.executable, "-m", "octavo.kernels.cpu.compile", *names]
         with contextlib.suppress(OSError):  # then this process compiles them
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             for kernel in wanted:
@@ -140,7 +140,7 @@ class Kernel:
         return f"{self.where.partition(':')[2]}_{self.variant}".rstrip("_")
 
     def _compile(self, name: str) -> bytes:
-        from octavo.kernels import cpu_compile
+        from octavo.kernels.cpu import compile as cpu_compile
 
         module, _, maker = self.where.partition(":")
         make = getattr(importlib.import_module(module), maker)
@@ -250,7 +250,7 @@ def cache_folder() -> Path:
     digest = hashlib.sha256()
     for part in (name, *sorted(features), version("numba"), version("llvmlite")):
         digest.update(f"{part};".encode())
-    for source in sorted(Path(__file__).parent.glob("cpu_*.py")):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return log.cache_dir() / "kernels" / digest.hexdigest()[:16]
 
