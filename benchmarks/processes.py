@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.workloads import Job
 
+ROOT = Path(__file__).parent.parent
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,7 +42,9 @@ class EngineProcess:
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         log: Path | None = None,
+        root: Path = ROOT,
     ) -> None:
+        """Start it. root: the checkout whose `benchmarks` and `octavo` run."""
         self.name = name
         sink = log.open("ab") if log else subprocess.DEVNULL
         self._process = subprocess.Popen(
@@ -50,8 +53,8 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=sink,
             text=True,
-            cwd=Path(__file__).parent.parent,
-            env={**os.environ, **(environment or {})},
+            cwd=root,
+            env={**os.environ, **_sources(root), **(environment or {})},
             start_new_session=True,
         )
         if log:
@@ -121,6 +124,11 @@ class EngineProcess:
         if message["event"] == "error":
             raise PeerError(f"{self.name}: {message['message']}")
         return message
+
+
+def _sources(root: Path) -> dict[str, str]:
+    """What lets a process import the package of another checkout before the installed one."""
+    return {} if root == ROOT else {"PYTHONPATH": str(root / "src")}
 
 
 def peak_rss_mb(root: int) -> int:
