@@ -140,10 +140,8 @@ def _timed(before: Path, what: str, walls: list[list[float]]) -> dict[str, Any]:
 def _row(before: Path, what: str, old: float, new: float, **more: Any) -> dict[str, Any]:
     """ratio: speed of this checkout over the other's; of answers, the share that is the same."""
     ratio = round(new / old if what.startswith("answers") else old / new, 3)
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=before, stdout=subprocess.PIPE, text=True,
-        check=False,
-    )  # fmt: skip
+    command = ["git", "-C", str(before), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return row(
         "before_after", what=what, before_commit=done.stdout.strip(), before=round(old, 3),
         after=round(new, 3), ratio=ratio, **more,

@@ -1,4 +1,4 @@
-"""The comparison of two checkouts: which way the ratio points, and that a difference is an error."""
+"""The comparison of two checkouts: the ratio's direction, and a difference is an error."""
 
 from pathlib import Path
 from typing import Any
