@@ -2,6 +2,8 @@
 
 from octavo.core.policy import FIFOScheduler as FIFOScheduler
 from octavo.core.policy import Gains as Gains
+from octavo.core.policy import Gauge as Gauge
+from octavo.core.policy import Gauged as Gauged
 from octavo.core.policy import Load as Load
 from octavo.core.policy import Policy as Policy
 from octavo.core.policy import PriorityScheduler as PriorityScheduler
@@ -14,6 +16,8 @@ from octavo.core.slo import SLOState as SLOState
 __all__ = [
     "FIFOScheduler",
     "Gains",
+    "Gauge",
+    "Gauged",
     "Load",
     "Policy",
     "PriorityScheduler",

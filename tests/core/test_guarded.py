@@ -10,8 +10,9 @@ import pytest
 from tests.core.harness import Bench, alone, make
 
 from octavo.core.guarded import Guarded
-from octavo.core.policy import FIFOScheduler, Gains, Load, PriorityScheduler
+from octavo.core.policy import FIFOScheduler, Gains, Gauge, Load, PriorityScheduler
 from octavo.core.request import Request
+from octavo.errors import ConfigError
 
 
 class Broken:
@@ -107,3 +108,23 @@ def test_a_weight_that_fails_counts_as_a_failure_of_the_policy() -> None:
     bench.run(make(f"r{i}", prompt(10, i), 3) for i in range(4))
     assert bench.scheduler.policy_errors > 0
     assert bench.scheduler.guarded.errors == 0
+
+
+@pytest.mark.parametrize("bad", [BAD, None, [Gauge("depth", "How deep.", 1.0), None]])
+def test_gauges_that_fail_are_left_out(bad: Any) -> None:
+    class Shows(Broken):
+        def gauges(self) -> Any:
+            return self._do("gauges", bad)
+
+    guarded = Guarded(Shows(gauges=bad))
+    assert guarded.gauges() == ()
+    assert guarded.errors == 1
+    assert Guarded(Broken()).gauges() == ()
+
+
+def test_a_gauge_has_a_name_that_fits_and_a_number() -> None:
+    for name in ("", "9", "Depth", "a-b", "a b", 'a"'):
+        with pytest.raises(ConfigError, match="gauge's name"):
+            Gauge(name, "", 0.0)
+    with pytest.raises(ConfigError, match="'depth' must be a number"):
+        Gauge("depth", "", None)  # type: ignore[arg-type]

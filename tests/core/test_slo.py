@@ -123,6 +123,10 @@ def test_shedding_turns_away_those_who_would_wait_too_long() -> None:
         bench.step()
     bench.run()
     assert refused == policy.state.shed > 20
+    gauges = {gauge.name: gauge for gauge in policy.gauges()}
+    assert gauges["shed"].value == refused
+    assert gauges["shed"].counter
+    assert not gauges["p99_ttft_seconds"].counter
     assert len(bench.outcomes) == 100 - refused
     patient = Bench(policy=SLOScheduler(p99_ttft_ms=300), seqs=1, cost=modelled(), quick=True)
     patient.run(make(f"r{i}", [i] * 60, 20) for i in range(30))

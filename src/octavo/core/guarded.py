@@ -3,7 +3,9 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
-from octavo.core.policy import FIFOScheduler, Gains, Load, Policy, Watching
+import msgspec
+
+from octavo.core.policy import FIFOScheduler, Gains, Gauge, Gauged, Load, Policy, Watching
 from octavo.core.request import Request
 from octavo.log import get_logger
 
@@ -67,6 +69,17 @@ class Guarded:
             return None
         watching = self.policy
         return self._ask("refusal", lambda: watching.refusal(load), lambda: None)
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        """What the policy publishes; nothing where it has no gauges, or fails to give them."""
+        if not isinstance(self.policy, Gauged):
+            return ()
+        gauged = self.policy
+
+        def ask() -> tuple[Gauge, ...]:
+            return tuple([msgspec.convert(gauge, Gauge) for gauge in gauged.gauges()])
+
+        return self._ask("gauges", ask, tuple)
 
     def _ask(self, what: str, ask: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
         try:

@@ -6,6 +6,7 @@ is cut to what is configured and never stops progress.
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from itertools import chain, islice
@@ -23,6 +24,7 @@ logger = get_logger(__name__)
 
 _WEIGHTS_LAST = 0.1  # seconds for which weights are not asked for again if nobody came or went
 _priority = attrgetter("priority")
+_GAUGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 MIN_CHUNK = 64  # tokens that prompts get in a step at least, while others wait for their next
 
@@ -59,14 +61,38 @@ class Gains(msgspec.Struct, frozen=True, gc=False):
     firsts: list[float]
 
 
+class Gauge(msgspec.Struct, frozen=True):
+    """A number that a policy publishes, with its value now.
+
+    It is `engine.stats.policy[name]`, and on /metrics `octavo:POLICY_NAME`, after the policy's
+    own name. counter: the value never decreases (/metrics adds `_total`). Raises ConfigError
+    for a name that is not made of a-z, 0-9 and _.
+    """
+
+    name: str
+    help: str
+    value: float
+    counter: bool = False
+
+    def __post_init__(self) -> None:
+        if not _GAUGE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"a gauge's name must be made of a-z, 0-9 and _, and begin with a letter, "
+                f"not {self.name!r:.60}"
+            )
+        if not isinstance(self.value, (int, float)):
+            raise ConfigError(f"the gauge {self.name!r} must be a number, not {self.value!r:.60}")
+
+
 @runtime_checkable
 class Policy(Protocol):
     """What the scheduler asks. One instance serves one scheduler.
 
     A policy whose `victim` never answers a waiting request may say `displaces = False`; it is
-    then asked less. One that does not look at `request.priority` should say `heeds_priority =
-    False`: then a request with one is refused, and not ignored. One that also has `observe` and
-    `refusal` (see `Watching`) is told what each step gave.
+    then asked less. One that does not look at `request.priority` or at `request.deadline` should
+    say `heeds_priority = False` or `heeds_deadline = False`: then a request with one is refused,
+    and not ignored. Optional interfaces: `Watching`, `Gauged`. A frozen value in the attribute
+    `state`, if there is one, is shown as `engine.stats.NAME`.
     """
 
     name: str
@@ -107,6 +133,15 @@ class Watching(Protocol):
         ...
 
 
+@runtime_checkable
+class Gauged(Protocol):
+    """The optional interface of a policy that publishes numbers."""
+
+    def gauges(self) -> Iterable[Gauge]:
+        """The same gauges at every call, with their values now."""
+        ...
+
+
 def fair_tokens(load: Load, max_stretch: float | None) -> int:
     """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as a
     step takes with everyone who has come; all if nobody's next token is due. Unmeasured, it
@@ -135,6 +170,7 @@ class FIFOScheduler:
     name = "fifo"
     displaces = False
     heeds_priority = False
+    heeds_deadline = False
 
     def __init__(self, max_stretch: float | None = 4.0) -> None:
         self.max_stretch = positive("max_stretch", max_stretch)
@@ -275,6 +311,11 @@ _POLICIES = {
 }
 
 
+def policy_names() -> tuple[str, ...]:
+    """The names that `create_policy` knows."""
+    return tuple(sorted(_POLICIES))
+
+
 def create_policy(policy: "str | Policy") -> Policy:
     """The given object, checked, or one made from text: a name, or `module:Class` of one's own,
     and options after commas, as in `slo,p99_itl_ms=50,shed=true`.
@@ -321,7 +362,7 @@ def _option(text: str) -> tuple[str, float | bool | None]:
 
 
 def _names() -> str:
-    return ", ".join(sorted(_POLICIES))
+    return ", ".join(policy_names())
 
 
 def positive(name: str, value: float | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.policy import MIN_CHUNK, FIFOScheduler, Gains, Load, positive
+from octavo.core.policy import MIN_CHUNK, FIFOScheduler, Gains, Gauge, Load, positive
 from octavo.core.rates import Window
 from octavo.errors import ConfigError
 from octavo.log import get_logger
@@ -119,6 +119,19 @@ class SLOScheduler(FIFOScheduler):
         self._set(shed=self.state.shed + 1)
         wait, target = load.longest_wait, self.ttft
         return f"requests wait {wait:.2f} s, too long for a first token in {target:.2f} s"
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        state = self.state
+        itl, ttft = state.p99_itl or 0.0, state.p99_ttft or 0.0
+        return (
+            Gauge("p99_itl_seconds", "P99 between tokens over the policy's window.", itl),
+            Gauge("p99_ttft_seconds", "P99 to the first token over that window.", ttft),
+            Gauge("step_share", "Share of the target that a step may take.", state.share),
+            Gauge("step_tokens", "Tokens that a step may compute now.", state.tokens),
+            Gauge("sequences", "Requests that may run now.", state.sequences),
+            Gauge("changes", "Times that the share was changed.", state.changes, True),
+            Gauge("shed", "Requests turned away to hold the target.", state.shed, True),
+        )
 
     def _set(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
