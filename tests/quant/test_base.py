@@ -1,10 +1,9 @@
 """Which method serves which component."""
 
 import pytest
-import torch
 
 from octavo.errors import ConfigError
-from octavo.quant.base import Codes, recipe
+from octavo.quant.base import recipe
 
 PARTS = ["layers.0.self_attn.qkv_proj", "layers.0.mlp.down_proj", "layers.11.mlp.down_proj",
          "lm_head"]  # fmt: skip
@@ -42,11 +41,3 @@ def test_an_override_that_says_nothing_is_refused(override):
 def test_a_pattern_that_fits_nothing_names_what_there_is():
     with pytest.raises(ConfigError, match=r"'layers\.7\.\*'.*layers\.\*\.mlp\.down_proj.*lm_head"):
         methods("int8", "layers.7.*=none")
-
-
-def test_values_of_codes():
-    codes = Codes(
-        torch.tensor([[0, 1, 2, 3, 15]], dtype=torch.uint8),
-        torch.tensor([[0.5, 2.0]]), torch.tensor([[-1.0, 3.0]]), 4, 4,
-    )  # fmt: skip
-    assert codes.values().tolist() == [[-1.0, -0.5, 0.0, 0.5, 33.0]]

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from octavo.kernels.cpu import fused_call as cpu_ops
 from octavo.kernels.cpu import gemm_bf16_call as cpu_linear_ops
 from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room, unit
+from octavo.kernels.cpu.quantize import pack
 from octavo.quant.base import NONE, Codes
-from octavo.quant.integers import pack
 
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]

@@ -1,17 +1,20 @@
-"""Which weights are multiplied as integers, and the one form that all 4- and 8-bit formats share.
+"""Which weights are multiplied as integers.
+
+The one form that all 4- and 8-bit formats share is `kernels.codes.Codes`.
 
 A component is a product of the model by the name it has in a checkpoint, joined ones by their
 joint name: "layers.3.self_attn.qkv_proj", "layers.3.self_attn.o_proj",
 "layers.3.mlp.gate_up_proj", "layers.3.mlp.down_proj", "lm_head".
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 
 from octavo.errors import ConfigError, nearest
+from octavo.kernels.codes import Codes as Codes
 
 # stored blocks, uint8 [n, bytes of a block] -> their values, fp32 [n, values of a block]
 Decode = Callable[[torch.Tensor], torch.Tensor]
@@ -19,38 +22,6 @@ Decode = Callable[[torch.Tensor], torch.Tensor]
 NONE, INT8, INT4 = "none", "int8", "int4"
 METHODS = (INT8, INT4)  # names that `quantization=` takes
 HEAD = "lm_head"
-_PARTS = ("codes", "step", "low")
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """Values as unsigned codes in groups: w[n, k] = codes[n, k] * step[n, g] + low[n, g].
-
-    codes: uint8 [N, K]; step, low: float32 [N, groups]; group: how many k share them, the last
-    group may be shorter; bits: 4 or 8, what a code needs.
-    """
-
-    codes: torch.Tensor
-    step: torch.Tensor
-    low: torch.Tensor
-    group: int
-    bits: int
-
-    def values(self) -> torch.Tensor:
-        """float32 [N, K]."""
-        size = self.codes.shape[1]
-        step, low = (v.repeat_interleave(self.group, 1)[:, :size] for v in (self.step, self.low))
-        return self.codes.float().mul_(step).add_(low)
-
-    def map(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> "Codes":
-        """The same with `rows` done to the rows of all three."""
-        return Codes(rows(self.codes), rows(self.step), rows(self.low), self.group, self.bits)
-
-    @staticmethod
-    def stacked(parts: Sequence["Codes"]) -> "Codes":
-        """Codes of equal groups, one under the other."""
-        codes, step, low = (torch.cat([getattr(c, f) for c in parts]) for f in _PARTS)
-        return Codes(codes, step, low, parts[0].group, parts[0].bits)
 
 
 @dataclass(frozen=True, slots=True)

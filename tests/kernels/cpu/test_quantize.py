@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.quant import integers
-from octavo.quant.base import Codes
+from octavo.kernels.codes import Codes, round_to_codes
+from octavo.kernels.cpu import quantize
 
 
 def weights(n=48, k=200, seed=0):
@@ -22,9 +22,9 @@ def captured(monkeypatch, weight, method):
     def pack_int4(codes, m, o, scale, group):
         seen.update(q=reference.int4_weights(codes, m, o, group), scale=scale, codes=codes)
 
-    monkeypatch.setattr(integers.cpu_quant_ops, "pack_int8", pack_int8)
-    monkeypatch.setattr(integers.cpu_quant_ops, "pack_int4", pack_int4)
-    integers.pack(weight, method)
+    monkeypatch.setattr(quantize.gemm, "pack_int8", pack_int8)
+    monkeypatch.setattr(quantize.gemm, "pack_int4", pack_int4)
+    quantize.pack(weight, method)
     return seen["q"].float() * seen["scale"].unsqueeze(1), seen
 
 
@@ -36,17 +36,8 @@ def test_int8_moves_no_value_by_more_than_half_a_step(monkeypatch):
     assert ((found - w).abs() > step * 0.45).any()
 
 
-def test_codes_are_the_nearest_of_sixteen_levels():
-    w = weights(k=200)
-    codes = integers.round_to_codes(w, group=64)
-    assert codes.step.shape == (48, 4)
-    assert codes.codes.max() == 15
-    step = codes.step.repeat_interleave(64, 1)[:, :200]
-    assert ((codes.values() - w).abs() <= step * 0.5001).all()
-
-
 def test_int4_lies_within_a_step_of_the_column_grid(monkeypatch):
-    codes = integers.round_to_codes(weights())
+    codes = round_to_codes(weights())
     found, seen = captured(monkeypatch, codes, "int4")
     assert torch.equal(seen["codes"], codes.codes)
     grid = codes.values().abs().amax(1, keepdim=True) / 127
@@ -66,6 +57,6 @@ def test_eight_bit_codes_are_widened_to_int8(monkeypatch):
     w = weights(4, 64)
     codes = Codes((w * 20 + 128).to(torch.uint8), torch.full((4, 2), 0.05),
                   torch.full((4, 2), -6.4), 32, 8)  # fmt: skip
-    assert not integers.keeps_codes(codes)
+    assert not quantize.keeps_codes(codes)
     found, _ = captured(monkeypatch, codes, "int8")
     torch.testing.assert_close(found, codes.values(), rtol=0, atol=0.6 * 3.5 / 127)

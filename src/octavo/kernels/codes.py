@@ -1,0 +1,57 @@
+"""Weights as 4- or 8-bit codes in groups: what checkpoints give and a device's GEMMs take.
+
+Which formats are stored so is known to `quant`; how a device lays codes out in memory, to its
+kernels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+GROUP = 32  # inputs that share a scale where weights are rounded to 4 bits here
+_FIELDS = ("codes", "scale", "minimum")
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Unsigned codes: w[n, k] = codes[n, k] * scale[n, g] + minimum[n, g].
+
+    codes: uint8 [N, K]; scale, minimum: float32 [N, groups]; group: how many inputs k share
+    them, the last group may be shorter; bits: 4 or 8, what a code needs.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    minimum: torch.Tensor
+    group: int
+    bits: int
+
+    def values(self) -> torch.Tensor:
+        """Dequantized: float32 [N, K]."""
+        size = self.codes.shape[1]
+        scale, minimum = (
+            terms.repeat_interleave(self.group, 1)[:, :size] for terms in (self.scale, self.minimum)
+        )
+        return self.codes.float().mul_(scale).add_(minimum)
+
+    def map(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> "Codes":
+        """The same with `rows` applied to the rows of all three tensors."""
+        return Codes(rows(self.codes), rows(self.scale), rows(self.minimum), self.group, self.bits)
+
+    @staticmethod
+    def stacked(parts: Sequence["Codes"]) -> "Codes":
+        """Codes of equal groups, one under the other."""
+        codes, scale, minimum = (torch.cat([getattr(c, f) for c in parts]) for f in _FIELDS)
+        return Codes(codes, scale, minimum, parts[0].group, parts[0].bits)
+
+
+def round_to_codes(weight: torch.Tensor, group: int = GROUP) -> Codes:
+    """Each group's values [N, K] as 16 levels from its least to its largest."""
+    n, k = weight.shape
+    wide = torch.nn.functional.pad(weight.float(), (0, -k % group), mode="replicate")
+    grouped = wide.view(n, -1, group)
+    minimum, maximum = grouped.amin(2), grouped.amax(2)
+    scale = (maximum - minimum) / 15
+    codes = (grouped - minimum.unsqueeze(2)) / scale.clamp(min=1e-30).unsqueeze(2)
+    return Codes(codes.round().to(torch.uint8).view(n, -1)[:, :k], scale, minimum, group, 4)

@@ -1,0 +1,51 @@
+"""Weights quantized for the CPU's int8 GEMM: int8 per output column, or 4-bit codes in groups.
+
+int8: w = scale[n] * q with scale[n] = max |w[n]| / 127. int4: codes of 0 to 15 between the least
+and the largest value of each group. `gemm_int8` multiplies both as int8, so the values of a group
+lie on the grid of its column: they are off by at most half a step of 1 / 127 of the column's
+largest value, which is a tenth of what rounding to 4 bits moves them.
+"""
+
+import torch
+
+from octavo.kernels.codes import Codes, round_to_codes
+from octavo.kernels.cpu import gemm_int8_call as gemm
+from octavo.kernels.cpu.gemm_int8_call import PackedWeight
+
+INT8, INT4 = "int8", "int4"
+_LIMIT = 127.0
+_ROWS = 4096
+
+
+def pack(weight: torch.Tensor | Codes, method: str) -> PackedWeight:
+    """`weight` [N, K] as int8 or int4. Codes of 4 bits are kept where the kernels can use them."""
+    if method == INT8:
+        return _int8(weight.values() if isinstance(weight, Codes) else weight)
+    if isinstance(weight, Codes):
+        return _int4(weight if keeps_codes(weight) else round_to_codes(weight.values()))
+    return _int4(round_to_codes(weight))
+
+
+def keeps_codes(codes: Codes) -> bool:
+    """Whether the kernels compute on these codes as they are."""
+    return codes.bits == 4 and codes.group % 32 == 0
+
+
+def _scale(largest: torch.Tensor) -> torch.Tensor:
+    return torch.where(largest > 0, largest / _LIMIT, 1.0)
+
+
+def _int8(weight: torch.Tensor) -> PackedWeight:
+    scale = _scale(weight.abs().amax(1).float())
+    q = torch.empty(weight.shape, dtype=torch.int8)
+    for begin in range(0, len(q), _ROWS):  # in slices: a head in float32 is the largest tensor
+        rows = slice(begin, begin + _ROWS)
+        q[rows] = (weight[rows].float() / scale[rows].unsqueeze(1)).round_()
+    return gemm.pack_int8(q, scale)
+
+
+def _int4(codes: Codes) -> PackedWeight:
+    scale = _scale(codes.values().abs().amax(1))
+    m = (codes.scale / scale.unsqueeze(1) * 256).round().int()
+    o = (codes.minimum / scale.unsqueeze(1) * 256).round().int() + 128
+    return gemm.pack_int4(codes.codes, m, o, scale, codes.group)
