@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.models import toys
 
-from octavo.models.decoder import Decoder, parameter_shapes
+from octavo.models.decoder import Decoder
 from octavo.models.registry import FAMILIES
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -110,7 +110,7 @@ def test_mdl_12_every_tensor_moves_the_output(family: str, tmp_path: Path) -> No
     reference = toys.make(family, num_hidden_layers=2, **changes)
     model = toys.load(toys.save(reference, tmp_path))
     names = dict(reference.named_parameters())
-    assert names.keys() == parameter_shapes(model.spec).keys()
+    assert names.keys() == Decoder.parameter_shapes(model.spec).keys()
     ids = toys.prompt(12)
     before = toys.Paged(model).step([("a", ids)])[0]
     for name, parameter in names.items():

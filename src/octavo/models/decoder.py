@@ -4,8 +4,9 @@ Nothing here is a `torch.nn.Module`: a step of one token passes 30 layers, and e
 is not a product costs as much as a small one. What a layer needs is bound when it is built.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -17,71 +18,27 @@ from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import HeadNorm, RMSNorm
 from octavo.layers.rope import cos_sin_table
+from octavo.models.architecture import GgufTensor, Parameters
 from octavo.models.spec import ModelSpec
 from octavo.quant import base as quant
 
-EMBED = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-FINAL_NORM = "model.norm.weight"
+_FINAL_NORM = "model.norm.weight"
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
-
-class Parameters(Protocol):
-    """Where a model's parameters come from, one module at a time and each once."""
-
-    def take(self, *names: str) -> torch.Tensor:
-        """Their values one under the other, in the model's dtype, on its device."""
-        ...
-
-    def matrix(self, method: str, *names: str) -> "torch.Tensor | quant.Codes":
-        """The same of the matrices of a product, or what they are stored as if `method`, by
-        which it will be computed, can work on that."""
-        ...
-
-
-def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter of a model, by its Hugging Face name. A tied head is no parameter."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {EMBED: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
-    if not spec.tie_embeddings:
-        shapes[HEAD] = (spec.vocab_size, hidden)
-    products = (
-        ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
-        ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.o_proj", hidden, queries, spec.output_bias),
-        ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
-        ("mlp.up_proj", inner, hidden, spec.mlp_bias),
-        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
-    )
-    norms = [("input_layernorm", hidden), ("post_attention_layernorm", hidden)]
-    if spec.qk_norm:
-        norms += [("self_attn.q_norm", spec.head_dim), ("self_attn.k_norm", spec.head_dim)]
-    for layer in range(spec.num_layers):
-        at = f"model.layers.{layer}."
-        for name, rows, columns, has_bias in products:
-            shapes[f"{at}{name}.weight"] = (rows, columns)
-            if has_bias:
-                shapes[f"{at}{name}.bias"] = (rows,)
-        for name, size in norms:
-            shapes[f"{at}{name}.weight"] = (size,)
-    return shapes
-
-
-def components(spec: ModelSpec) -> list[str]:
-    """The products of a model, by the names that `quantization_override` fits."""
-    parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-    layers = [f"layers.{number}.{part}" for number in range(spec.num_layers) for part in parts]
-    return [*layers, quant.HEAD]
-
-
-def attention_specs(spec: ModelSpec) -> list[AttentionSpec]:
-    """What the attention of each layer is."""
-    return [
-        AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, window)
-        for window in spec.windows
-    ]
+_GGUF_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Derived values that old checkpoints carry; computed by `layers.rope`.
+_DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 class DecoderLayer:
@@ -108,7 +65,70 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A loaded model. `attention_specs`: one per layer; `backend` owns the caches' layout."""
+    """A loaded model; its class methods are `models.architecture.Architecture`.
+
+    attention_specs: one per layer; `backend` owns the caches' layout.
+    """
+
+    EMBEDDING: ClassVar[str] = "model.embed_tokens.weight"
+    HEAD: ClassVar[str] = "lm_head.weight"
+
+    @classmethod
+    def parameter_shapes(cls, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """See Architecture.parameter_shapes."""
+        hidden = spec.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            cls.EMBEDDING: (spec.vocab_size, hidden),
+            _FINAL_NORM: (hidden,),
+        }
+        if not spec.tie_embeddings:
+            shapes[cls.HEAD] = (spec.vocab_size, hidden)
+        for layer in range(spec.num_layers):
+            at = f"model.layers.{layer}."
+            shapes |= {at + name: shape for name, shape in _layer_shapes(spec).items()}
+        return shapes
+
+    @classmethod
+    def product_weights(cls, spec: ModelSpec) -> frozenset[str]:
+        """See Architecture.product_weights."""
+        shapes = cls.parameter_shapes(spec).items()
+        return frozenset(n for n, shape in shapes if len(shape) == 2 and n != cls.EMBEDDING)
+
+    @classmethod
+    def components(cls, spec: ModelSpec) -> list[str]:
+        """See Architecture.components."""
+        parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        layers = [f"layers.{number}.{part}" for number in range(spec.num_layers) for part in parts]
+        return [*layers, quant.HEAD]
+
+    @classmethod
+    def describe_attention(cls, spec: ModelSpec) -> list[AttentionSpec]:
+        """See Architecture.describe_attention."""
+        heads, scale = (spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.head_dim**-0.5
+        return [AttentionSpec(*heads, scale, window) for window in spec.windows]
+
+    @classmethod
+    def parameter_name(cls, spec: ModelSpec, stored: str) -> str | None:
+        """See Architecture.parameter_name."""
+        return None if _DERIVED.fullmatch(stored) else stored
+
+    @classmethod
+    def gguf_tensors(cls, spec: ModelSpec) -> Mapping[str, GgufTensor]:
+        """See Architecture.gguf_tensors."""
+        table = {
+            "token_embd.weight": GgufTensor(cls.EMBEDDING),
+            "output_norm.weight": GgufTensor(_FINAL_NORM),
+            "output.weight": GgufTensor(cls.HEAD),
+        }
+        permuted = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
+        heads = permuted if spec.family.gguf_permuted else {}
+        for layer in range(spec.num_layers):
+            for stored, name in _GGUF_INNER.items():
+                for kind in ("weight", "bias"):
+                    table[f"blk.{layer}.{stored}.{kind}"] = GgufTensor(
+                        f"model.layers.{layer}.{name}.{kind}", heads.get(stored, 0)
+                    )
+        return table
 
     def __init__(
         self,
@@ -131,14 +151,14 @@ class Decoder:
         self.backend = backend
         self._ops, self._products, self._parameters = ops, products, parameters
         self._recipe = recipe
-        embed = parameters.take(EMBED)
+        embed = parameters.take(self.EMBEDDING)
         self.embed = Embedding(embed).forward
         self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
-        self.attention_specs = attention_specs(spec)
+        self.attention_specs = self.describe_attention(spec)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
-        self._norm = self._rms_norm(FINAL_NORM).forward
+        self._norm = self._rms_norm(_FINAL_NORM).forward
         method = recipe.method(quant.HEAD)
-        head = embed if spec.tie_embeddings else parameters.matrix(method, HEAD)
+        head = embed if spec.tie_embeddings else parameters.matrix(method, self.HEAD)
         self._head = products.make(head, None, head_rows, method)
         del self._parameters
 
@@ -204,3 +224,27 @@ class Decoder:
         if has_bias:
             bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
         return self._products.make(weight, bias, method=method)
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The parameters of one layer, without its prefix."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    products = (
+        ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
+        ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
+        ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
+        ("self_attn.o_proj", hidden, queries, spec.output_bias),
+        ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.up_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
+    )
+    norms = [("input_layernorm", hidden), ("post_attention_layernorm", hidden)]
+    if spec.qk_norm:
+        norms += [("self_attn.q_norm", spec.head_dim), ("self_attn.k_norm", spec.head_dim)]
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in norms}
+    for name, rows, columns, has_bias in products:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{name}.bias"] = (rows,)
+    return shapes

@@ -4,8 +4,7 @@ Strict both ways, before any weight is read: every tensor of the checkpoint must
 and every parameter must be there in the right shape.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,43 +18,19 @@ from octavo.kernels import dispatch
 from octavo.layers.linear import Products
 from octavo.log import get_logger
 from octavo.models import registry
-from octavo.models.decoder import (
-    EMBED,
-    HEAD,
-    Decoder,
-    attention_specs,
-    components,
-    parameter_shapes,
-)
+from octavo.models.architecture import Architecture, GgufTensor
+from octavo.models.decoder import Decoder
 from octavo.models.files import ModelFiles, resolve
 from octavo.models.spec import ModelSpec, load_spec
 from octavo.models.weights import Checkpoint, StoredTensor, name_list, open_checkpoint
 from octavo.quant.base import INT4, Codes, Recipe, recipe
-from octavo.quant.stored import StoredFormat, check_agrees
+from octavo.quant.stored import check_agrees
 
 logger = get_logger(__name__)
 
-_GGUF_OUTER = {
-    "token_embd.weight": EMBED,
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": HEAD,
-}
-_GGUF_INNER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _WHOLE = (".qweight", ".qzeros", ".g_idx")  # stored tensors of integers
-# Derived values that old checkpoints carry; recomputed here (`rope_freqs` by models.spec).
-_DERIVED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
+# Read by `models.spec`, not a parameter.
+_GGUF_METADATA = frozenset(("rope_freqs.weight",))
 
 
 def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder:
@@ -66,20 +41,21 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     """
     checkpoint = open_checkpoint(resolve(config.model, config.revision))
     spec = load_spec(checkpoint)
-    how = _recipe(config, spec)
+    architecture = registry.decoder_class(spec.family)
+    how = _recipe(config, spec, architecture.components(spec))
     window = _window(config, spec)
     ops = dispatch.select(device, dtype)
     backend = attention_registry.create(
-        config.attention_impl, device, dtype, attention_specs(spec), config.block_size,
-        kv_dtype(config, dtype),
+        config.attention_impl, device, dtype, architecture.describe_attention(spec),
+        config.block_size, kv_dtype(config, dtype),
     )  # fmt: skip
     logger.info(
         "loading %s (%s) from %s", config.model, spec.architecture, _described(checkpoint.files)
     )
     products = Products(device, dtype, config.max_num_batched_tokens, config.deterministic)
-    weights = Weights(spec, _renamed(spec, checkpoint), device, dtype, config.load_progress)
+    weights = Weights(spec, architecture, checkpoint, device, dtype, config.load_progress)
     with weights.progress():
-        model: Decoder = registry.decoder_class(spec.family)(
+        model: Decoder = architecture(
             spec,
             weights,
             ops=ops,
@@ -99,12 +75,12 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     return model
 
 
-def _recipe(config: EngineConfig, spec: ModelSpec) -> Recipe:
+def _recipe(config: EngineConfig, spec: ModelSpec, components: Sequence[str]) -> Recipe:
     """What the options and the checkpoint ask for. Raises ConfigError where they disagree."""
     check_agrees(config.quantization, spec.stored)
     computed = None if spec.stored is None else spec.stored.computed_as
     how = recipe(config.quantization, config.quantization_override, computed)
-    how.check(components(spec))
+    how.check(components)
     if spec.stored is not None:
         logger.info("weights: %s", spec.stored.explain())
     return how
@@ -141,22 +117,21 @@ class Source:
     heads: int = 0
 
 
-def _renamed(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Source]:
-    """Stored tensors by Hugging Face name, those that are derived or empty left out."""
-    stored = checkpoint.tensors.items()
-    kept = {name: t for name, t in stored if not _DERIVED.fullmatch(name) and t.num_bytes}
+def _renamed(
+    spec: ModelSpec, architecture: type[Architecture], checkpoint: Checkpoint
+) -> dict[str, Source]:
+    """Stored tensors by the parameter they hold, without those that are not needed or empty."""
+    kept = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
     if not checkpoint.files.is_gguf:
-        return {name: Source(tensor) for name, tensor in kept.items()}
-    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
+        names = {name: architecture.parameter_name(spec, name) for name in kept}
+        return {n: Source(kept[stored]) for stored, n in names.items() if n is not None}
+    table = architecture.gguf_tensors(spec)
     found: dict[str, Source] = {}
     for name, tensor in kept.items():
-        block, _, rest = name.removeprefix("blk.").partition(".")
-        part, _, kind = rest.rpartition(".")
-        target = _GGUF_OUTER.get(name)
-        if name.startswith("blk.") and part in _GGUF_INNER:
-            target = f"model.layers.{block}.{_GGUF_INNER[part]}.{kind}"
-        order = heads.get(part, 0) if spec.family.gguf_permuted else 0
-        found[target or name] = Source(tensor, order)
+        if name in _GGUF_METADATA:
+            continue
+        known = table.get(name, GgufTensor(name))
+        found[known.parameter] = Source(tensor, known.heads)
     return found
 
 
@@ -169,24 +144,27 @@ class Weights:
     def __init__(
         self,
         spec: ModelSpec,
-        sources: Mapping[str, Source],
+        architecture: type[Architecture],
+        checkpoint: Checkpoint,
         device: str,
         dtype: torch.dtype,
         show_progress: bool = False,
     ) -> None:
-        self._sources = _settle_head(spec, dict(sources))
-        self._shapes = parameter_shapes(spec)
+        sources = _renamed(spec, architecture, checkpoint)
+        self._sources = _settle_head(spec, architecture, sources)
+        self._shapes = architecture.parameter_shapes(spec)
+        self._product_weights = architecture.product_weights(spec)
         self._stored = spec.stored
         self._device, self._dtype = device, dtype
         self._show_progress = show_progress
         self._bar: Any = None
         self._check()
 
-    def take(self, *names: str) -> torch.Tensor:
-        """The parameters `names` one under the other, as a new tensor."""
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See Parameters.take; the result is a new tensor."""
         shapes = [self._shapes[name] for name in names]
         rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self._dtype)
         begin = 0
         for name, shape in zip(names, shapes, strict=True):
             self._fill(self._sources.pop(name), out[begin : begin + shape[0]])
@@ -260,8 +238,23 @@ class Weights:
         if self._bar is not None:
             self._bar.update(source.tensor.num_bytes)
 
+    def _stored_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What the checkpoint should hold: every parameter, but for a product in a quantized
+        format, whose weight is absent, the tensors of that format."""
+        if self._stored is None:
+            return self._shapes
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in self._shapes.items():
+            if name in self._product_weights and name not in self._sources:
+                at = name.removesuffix("weight")
+                parts = self._stored.parts(shape[0], shape[1])
+                found |= {at + part: dims for part, dims in parts.items()}
+            else:
+                found[name] = shape
+        return found
+
     def _check(self) -> None:
-        held, wanted = self._sources, _stored_shapes(self._stored, self._shapes, self._sources)
+        held, wanted = self._sources, self._stored_shapes()
         problems = list(_shape_problems(held, wanted))
         if missing := sorted(wanted.keys() - held.keys()):
             problems.append(f"missing: {name_list(missing)}")
@@ -284,25 +277,6 @@ def _plain_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _stored_shapes(
-    stored: StoredFormat | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    held: Mapping[str, Source],
-) -> Mapping[str, tuple[int, ...]]:
-    """What the checkpoint should hold: `shapes`, but of a product in a format of its own, whose
-    weight is not there, the parts."""
-    if stored is None:
-        return shapes
-    found: dict[str, tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        if len(shape) == 2 and name != EMBED and name not in held:
-            at = name.removesuffix("weight")
-            found |= {at + part: dims for part, dims in stored.parts(*shape).items()}
-        else:
-            found[name] = shape
-    return found
-
-
 def _shape_problems(
     held: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]]
 ) -> Iterator[str]:
@@ -311,22 +285,25 @@ def _shape_problems(
             yield f"{name!r} has the shape {held[name].tensor.shape}, not {wanted[name]}"
 
 
-def _settle_head(spec: ModelSpec, sources: dict[str, Source]) -> dict[str, Source]:
+def _settle_head(
+    spec: ModelSpec, architecture: type[Architecture], sources: dict[str, Source]
+) -> dict[str, Source]:
     """A tied model uses the embedding as its head, as transformers does, whatever else is stored.
 
     Untied and without a head is an error, which the strict check reports with its remedy.
     """
+    name = architecture.HEAD
     if not spec.tie_embeddings:
-        if HEAD not in sources:
+        if name not in sources:
             raise CheckpointError(
-                f"the checkpoint holds no {HEAD!r} and its config says tie_word_embeddings=false; "
+                f"the checkpoint holds no {name!r} and its config says tie_word_embeddings=false; "
                 "add the tensor, or set tie_word_embeddings to true if the embedding is the head"
             )
         return sources
-    head, embed = sources.pop(HEAD, None), sources.get(EMBED)
+    head, embed = sources.pop(name, None), sources.get(architecture.EMBEDDING)
     if head is not None and embed is not None and not _same_values(head.tensor, embed.tensor):
         logger.warning(
-            "%s differs from the embedding, but the config ties them: the embedding is used", HEAD
+            "%s differs from the embedding, but the config ties them: the embedding is used", name
         )
     return sources
 

@@ -1,0 +1,79 @@
+"""What a decoder class says of its models: parameters, names in files, products, attention.
+
+The loader asks the class that `Family.decoder` names and knows nothing of any architecture
+itself, so a family with another block works from its own file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+from octavo.attention.base import AttentionSpec
+from octavo.models.spec import ModelSpec
+from octavo.quant import base as quant
+
+
+class Parameters(Protocol):
+    """Where a model's parameters come from, one module at a time and each once."""
+
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Their values stacked along the first dimension, in `dtype` (None: the model's)."""
+        ...
+
+    def matrix(self, method: str, *names: str) -> "torch.Tensor | quant.Codes":
+        """The same of the weights of a product, or their codes where `method`, by which the
+        product is computed, can use the stored ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """The parameter that a GGUF tensor holds.
+
+    heads: above 0, its rows are stored in the order of interleaved rotary pairs, head by head.
+    """
+
+    parameter: str
+    heads: int = 0
+
+
+class Architecture(Protocol):
+    """The class side of a decoder. Every method is a class method of a pure description."""
+
+    EMBEDDING: ClassVar[str]  # the parameter of token embeddings
+    HEAD: ClassVar[str]  # the parameter of the output head, which may be tied to it
+
+    @classmethod
+    def parameter_shapes(cls, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter. A tied head is no parameter."""
+        ...
+
+    @classmethod
+    def product_weights(cls, spec: ModelSpec) -> frozenset[str]:
+        """The parameters that a quantized checkpoint may store in its own format."""
+        ...
+
+    @classmethod
+    def components(cls, spec: ModelSpec) -> list[str]:
+        """The products of a model, by the names that `quantization_override` matches."""
+        ...
+
+    @classmethod
+    def describe_attention(cls, spec: ModelSpec) -> list[AttentionSpec]:
+        """The attention of each layer."""
+        ...
+
+    @classmethod
+    def parameter_name(cls, spec: ModelSpec, stored: str) -> str | None:
+        """The parameter stored as `stored` in safetensors; None for one that is not needed.
+
+        An unknown name is returned as it is, and the loader reports it.
+        """
+        ...
+
+    @classmethod
+    def gguf_tensors(cls, spec: ModelSpec) -> Mapping[str, GgufTensor]:
+        """The parameter that each tensor of a GGUF file holds, by the tensor's name there."""
+        ...
