@@ -15,7 +15,7 @@ from octavo.core.policy import (
     RequestView,
     create_policy,
 )
-from octavo.core.scheduler import MAX_BYPASS, MAX_DISPLACED
+from octavo.core.scheduler import MAX_DISPLACED, MAX_OVERTAKEN
 from octavo.core.slo import SLOScheduler
 from octavo.errors import ConfigError
 
@@ -143,7 +143,7 @@ def test_a_broken_weight_fn_falls_back_to_arrival(
         times = first_tokens(bench)
     assert sorted(times, key=times.__getitem__) == [f"r{i}" for i in range(4)]
     assert policy.weight_faults > 3
-    assert any("counts as 0" in record.message for record in caplog.records)
+    assert any("using 0" in record.message for record in caplog.records)
     assert len(caplog.records) <= 2  # not once for each request and step
 
 
@@ -264,7 +264,7 @@ def test_an_overdue_request_without_room_does_not_hold_up_urgent_ones() -> None:
         bench.step()
     big = make("big", prompt(300), 5, priority=5, arrival=bench.now - 1.0)
     bench.add(big)
-    big.bypassed = MAX_BYPASS  # nobody may start before it any more
+    big.overtaken = MAX_OVERTAKEN  # nobody may start before it any more
     for _ in range(5):
         bench.step()
     assert ("big", 0) not in bench.outcomes

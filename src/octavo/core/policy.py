@@ -1,8 +1,8 @@
-"""Who goes first, who gives way, and how much a step may do.
+"""Scheduling policies: the order of requests, the choice of victims, the budget of a step.
 
-A policy ranks requests and never touches a block. The scheduler works without trusting it: a
-request that a policy forgets is served later, a victim that does not run is replaced, a budget
-is cut to what is configured and never stops progress.
+A policy ranks requests and never touches a block. The scheduler does not rely on it: a request
+that a policy omits is served later, a victim that is not running is replaced, and a budget is
+clamped to the configured limits and never stops progress.
 """
 
 import math
@@ -22,18 +22,19 @@ from octavo.log import get_logger
 
 logger = get_logger(__name__)
 
-_WEIGHTS_LAST = 0.1  # seconds for which weights are not asked for again if nobody came or went
+_WEIGHT_INTERVAL = 0.1  # seconds before weights of an unchanged set of requests are recomputed
 _priority = attrgetter("priority")
 _GAUGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
-MIN_CHUNK = 64  # tokens that prompts get in a step at least, while others wait for their next
+MIN_CHUNK = 64  # least prompt tokens per step while other requests wait for their next token
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """What a budget may depend on; nothing of it may be changed or kept.
+    """What a budget may depend on. A policy must neither change nor keep any of it.
 
-    max_*: as configured. due: running requests whose next token this step gives; lagging:
-    running ones that lag by more; waiting: the preempted first, then by arrival. rates: learned.
+    max_*: as configured. due: running requests whose next token this step yields; lagging:
+    running ones that lag by more than one token; waiting: the preempted first, then by arrival.
+    rates: measured step times.
     """
 
     max_tokens: int
@@ -46,14 +47,18 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the first of the waiting has waited."""
+        """Seconds since the first waiting request was queued."""
         return max(
             (self.now - request.waiting_since for request in islice(self.waiting, 1)), default=0.0
         )
 
 
-class Gains(msgspec.Struct, frozen=True, gc=False):
-    """What a step gave: seconds between tokens of a choice, seconds from arrival to a first."""
+class StepLatencies(msgspec.Struct, frozen=True, gc=False):
+    """The latencies that a committed step ended, in seconds.
+
+    gaps: between consecutive tokens of a choice, one entry for each choice that gained tokens;
+    firsts: from a request's arrival to its first token. num_tokens: output tokens gained.
+    """
 
     now: float
     num_tokens: int
@@ -86,50 +91,50 @@ class Gauge(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Policy(Protocol):
-    """What the scheduler asks. One instance serves one scheduler.
+    """What the scheduler asks of a policy. One instance serves one scheduler.
 
-    A policy whose `victim` never answers a waiting request may say `displaces = False`; it is
-    then asked less. One that does not look at `request.priority` or at `request.deadline` should
-    say `heeds_priority = False` or `heeds_deadline = False`: then a request with one is refused,
-    and not ignored. Optional interfaces: `Watching`, `Gauged`. A frozen value in the attribute
-    `state`, if there is one, is shown as `engine.stats.NAME`.
+    Optional attributes: `displaces = False` for a policy whose `victim` is always None for a
+    waiting request, which saves calls; `heeds_priority = False` or `heeds_deadline = False` for
+    one that does not read `request.priority` or `request.deadline`: a request that sets it is
+    then refused instead of ignored; `state`, a frozen value, is shown as `engine.stats.NAME`.
+    Optional interfaces: `AdaptivePolicy`, `Gauged`.
     """
 
     name: str
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
-        """`waiting`, the first to serve first.
+        """`waiting` in the order in which to serve it.
 
-        It holds the running requests that lag by more than one token, then the preempted, then
-        those that never ran by arrival. The answer may be lazy; nothing may be changed.
+        It holds the running requests that lag by more than one token, then preempted ones, then
+        those that never ran, by arrival. The result may be lazy; the argument must not be changed.
         """
         ...
 
     def victim(
         self, running: Collection[Request], for_request: Request, now: float
     ) -> Request | None:
-        """The running request that gives way to `for_request`.
+        """The running request to preempt in favour of `for_request`.
 
-        If `for_request` runs, it may be the answer itself. If it waits, the answer must come
-        strictly after it, or be None: then it goes on waiting.
+        If `for_request` is running, it may be the victim itself. If it is waiting, the victim
+        must rank strictly after it; None leaves it waiting.
         """
         ...
 
     def budget(self, load: Load) -> tuple[int, int]:
-        """(tokens that this step may compute, requests that may run)."""
+        """(tokens that this step may compute, requests that may run at once)."""
         ...
 
 
 @runtime_checkable
-class Watching(Protocol):
-    """The further half of a policy that steers by what it sees."""
+class AdaptivePolicy(Protocol):
+    """Optional interface for policies that adapt to measured latency."""
 
-    def observe(self, gains: Gains) -> None:
-        """A step has been committed."""
+    def observe(self, latencies: StepLatencies) -> None:
+        """Called after each commit."""
         ...
 
     def refusal(self, load: Load) -> str | None:
-        """Why a request that arrives now should be turned away; None to take it."""
+        """Why a request that arrives now should be refused; None to accept it."""
         ...
 
 
@@ -143,28 +148,29 @@ class Gauged(Protocol):
 
 
 def fair_tokens(load: Load, max_stretch: float | None) -> int:
-    """Tokens of a step that keeps due requests waiting at most `max_stretch` times as long as a
-    step takes with everyone who has come; all if nobody's next token is due. Unmeasured, it
-    probes small.
+    """Tokens of a step that takes at most `max_stretch` times as long as a decode step with one
+    token for every request, running or waiting; the maximum if no request's next token is due.
+    Before such a step has been measured, the smallest budget.
     """
     if max_stretch is None or not load.due or not (load.lagging or load.waiting):
         return load.max_tokens
     least = len(load.due) + MIN_CHUNK
-    # Those who wait are to run, so it is their steps, too, that the running ones will live with:
-    # measured by the due alone, a flood would come in the smallest pieces while few run.
-    come = len(load.due) + len(load.lagging) + len(load.waiting)
-    usual = load.rates.seconds(min(come, max(load.max_sequences, len(load.due))))
+    # Waiting requests will soon run and lengthen every step. Were the limit relative to the due
+    # requests alone, a burst of prompts would be computed in minimal chunks while few run.
+    total = len(load.due) + len(load.lagging) + len(load.waiting)
+    usual = load.rates.seconds(min(total, max(load.max_sequences, len(load.due))))
     if usual is None:
         return least
     return max(load.rates.tokens_within(max_stretch * usual), least)
 
 
 class FIFOScheduler:
-    """First come, first served; whoever came last gives way, and only for running ones.
+    """First come, first served. The request that arrived last is preempted, and only when a
+    running one needs memory.
 
-    max_stretch: how many times longer a step may take for the prompts in it, while running
-    requests wait for their next token, than one in which everyone who has come has a token.
-    None: no limit, for work that nobody watches.
+    max_stretch: the maximum slowdown of a step by prompts while requests wait for their next
+    token: a step takes at most this many times as long as a decode step with one token for
+    every request, running or waiting. None: no limit, for work without a latency target.
     """
 
     name = "fifo"
@@ -190,7 +196,7 @@ class FIFOScheduler:
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """What a `weight_fn` sees of a request. Lengths in tokens, times in seconds."""
+    """The argument of a `weight_fn`. Lengths in tokens, times in seconds."""
 
     prompt_len: int
     output_len: int
@@ -201,18 +207,20 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
 
 class PriorityScheduler:
-    """Lower `priority` first; then the least slack to its deadline; then the highest weight.
+    """Lower `priority` first; then the earliest deadline; then the highest weight.
 
-    weight_fn: number of a `RequestView`, asked for again every 0.1 s. One that raises, or gives
-        no finite number, counts as 0, is counted in `weight_faults`, and logged the first time.
-    max_wait: seconds of waiting after which a request is overdue. The one that has waited
-        longest is then served before all others, and while at most a quarter of the running are
-        overdue they are not displaced: every wait ends, and urgent requests still find places.
+    weight_fn: maps a `RequestView` to a number; evaluated again every 0.1 s. If it raises or
+        returns no finite number, the weight is 0 and `weight_faults` is incremented; the first
+        such fault is logged.
+    max_wait: seconds of waiting after which a request is overdue. The overdue request that has
+        waited longest is served before all others, and up to a quarter of the running requests
+        are exempt from displacement because they were overdue: no request waits for ever, and
+        urgent ones can still displace the rest.
 
-    A waiting request of strictly lower priority number, or the first overdue one, displaces a
-    running one, and has the step to itself, but for the tokens that are due. Deadlines and
-    weights order, but do not displace: that would undo work for little. max_stretch as in
-    `FIFOScheduler`; less, since the urgent wait for the running step to end.
+    A waiting request with a strictly lower priority number, or the first overdue one, displaces
+    a running one. Except for due tokens, the step is reserved for it. Deadlines and weights
+    affect the order but displace nothing: recomputation would cost more than they gain.
+    max_stretch: as in `FIFOScheduler`; smaller, since urgent requests wait for the running step.
     """
 
     name = "priority"
@@ -230,20 +238,21 @@ class PriorityScheduler:
         self.max_wait = positive("max_wait", max_wait) or math.inf
         self.max_stretch = positive("max_stretch", max_stretch)
         self.weight_faults = 0
-        self._seen: list[Request] = []  # what was ranked last, the outcome, and until when it is
+        # The last ranking: its input, its result, and how long it stays valid.
+        self._listed: list[Request] = []
         self._ranked: list[Request] = []
         self._longest: Request | None = None
-        self._good_until = 0.0
+        self._valid_until = 0.0
 
     def order(self, waiting: Collection[Request], now: float) -> Iterable[Request]:
         listed = list(waiting)
         if not listed:
             return listed
-        if listed != self._seen or now >= self._good_until:
-            self._seen = listed
+        if listed != self._listed or now >= self._valid_until:
+            self._listed = listed
             self._ranked = sorted(listed, key=lambda request: self._rank(request, now))
-            self._good_until = now + _WEIGHTS_LAST if self.weight_fn else math.inf
-            # All wait equally fast, so the one that has waited longest stays the one.
+            self._valid_until = now + _WEIGHT_INTERVAL if self.weight_fn else math.inf
+            # Waiting times grow equally, so the longest stays the longest until the set changes.
             self._longest = max(listed, key=lambda request: request.waited_at(now))
         first = self._longest
         if first is None or first.waited_at(now) < self.max_wait:
@@ -255,8 +264,8 @@ class PriorityScheduler:
     ) -> Request | None:
         overdue = [request for request in running if request.waited >= self.max_wait]
         quota = max(1, len(running) // 4)
-        safe = set(sorted(overdue, key=lambda request: request.serial)[:quota])
-        others = [request for request in running if request not in safe]
+        exempt = set(sorted(overdue, key=lambda request: request.serial)[:quota])
+        others = [request for request in running if request not in exempt]
         if for_request not in running and not (
             for_request.waited_at(now) >= self.max_wait and len(overdue) < quota
         ):
@@ -284,12 +293,12 @@ class PriorityScheduler:
             weight = float(self.weight_fn(view(request, now)))
         except Exception:
             if not self.weight_faults:
-                logger.warning("weight_fn failed for %s", request.seq_id, exc_info=True)
+                logger.warning("weight_fn raised for %s", request.seq_id, exc_info=True)
         if math.isfinite(weight):
             return weight
         self.weight_faults += 1
         if self.weight_faults == 1:
-            logger.warning("weight_fn gave no finite number for %s: it counts as 0", request.seq_id)
+            logger.warning("weight_fn returned no finite number for %s: using 0", request.seq_id)
         return 0.0
 
 
@@ -317,10 +326,10 @@ def policy_names() -> tuple[str, ...]:
 
 
 def create_policy(policy: "str | Policy") -> Policy:
-    """The given object, checked, or one made from text: a name, or `module:Class` of one's own,
-    and options after commas, as in `slo,p99_itl_ms=50,shed=true`.
+    """The given policy, checked, or one made from text: a name, or `module:Class` for a custom
+    class, followed by options, as in `slo,p99_itl_ms=50,shed=true`.
 
-    Raises ConfigError that lists the names.
+    Raises ConfigError, which lists the known names.
     """
     made = _from_text(policy) if isinstance(policy, str) else policy
     if isinstance(made, type) or not isinstance(made, Policy):

@@ -1,16 +1,17 @@
-"""What steps and block copies take, learned from what they took. No clock: times are given."""
+"""Estimates of step and block-copy times, from measured ones. Reads no clock."""
 
 from collections import deque
 
-_FAST, _SLOW = 0.5, 0.05  # weight of a better, a worse time per token: outliers are slow ones
+# Weights of a new sample that is faster, or slower, per token than the mean: outliers are slow.
+_FAST, _SLOW = 0.5, 0.05
 
 
 class Rates:
-    """Seconds of a step by its tokens, and seconds of one block copied to or from the host.
+    """Step time as a function of its tokens, and the time to copy one block to or from the host.
 
-    Step times are kept by powers of two of the token count: a mean count and a mean time each.
-    A step takes at most in proportion longer than a smaller one (its fixed costs do not grow),
-    which bounds the sizes that have not been measured, from above.
+    Step times are grouped by powers of two of the token count; each group keeps a mean count
+    and a mean time. Step time grows at most in proportion to the tokens (fixed costs do not
+    grow), which bounds unmeasured sizes from above.
     """
 
     __slots__ = ("_points", "block_seconds")
@@ -25,7 +26,7 @@ class Rates:
             return
         size = tokens.bit_length()
         count, mean = self._points.get(size, (float(tokens), seconds))
-        # Both means move by the same weight, so that they stay a point of one curve.
+        # Both means move by the same weight, so that together they stay a point of the curve.
         weight = _FAST if seconds * count < mean * tokens else _SLOW
         self._points[size] = (count + weight * (tokens - count), mean + weight * (seconds - mean))
 
@@ -37,7 +38,7 @@ class Rates:
             self.block_seconds = old + 0.2 * (each - old)
 
     def seconds(self, tokens: int) -> float | None:
-        """About what a step of `tokens` takes, by the nearest sizes measured; None if none is."""
+        """Estimated seconds of a step of `tokens`, by the nearest sizes measured, or None."""
         points = sorted(self._points.values())
         below = [point for point in points if point[0] <= tokens]
         above = points[len(below) :]
@@ -46,14 +47,14 @@ class Rates:
         if below:
             return _line(below[-1], above[0], tokens)
         first = above[0]
-        if len(above) == 1:  # how much of it does not depend on the size is not known
+        if len(above) == 1:  # the fixed part of the cost is not known
             return first[1] if first[0] <= 4 * tokens else None
         return min(max(_line(first, above[1], tokens), first[1] * tokens / first[0]), first[1])
 
     def tokens_within(self, seconds: float) -> int:
-        """The most tokens whose step is sure to take at most `seconds`; 0 if not known.
+        """The most tokens whose step takes at most `seconds`, by the upper bound; 0 if unknown.
 
-        Grows towards the true number as steps of the size that it gives are measured.
+        Converges to the true number as steps of the returned size are measured.
         """
         counts = [c * seconds / mean for c, mean in self._points.values() if mean <= seconds]
         return int(max(counts, default=0.0))

@@ -43,9 +43,10 @@ class Request:
     """
 
     __slots__ = (
-        "adapter", "arrival_time", "bad_words", "block_hashes", "bypassed", "cache_salt",
+        "adapter", "arrival_time", "bad_words", "block_hashes", "cache_salt",
         "deadline", "displaced", "eos_ids", "host_blocks", "index", "last_token_at", "max_tokens",
-        "num_cached_tokens", "num_computed", "num_preemptions", "num_prompt_tokens", "params",
+        "num_cached_tokens", "num_computed", "num_preemptions", "num_prompt_tokens", "overtaken",
+        "params",
         "priority", "prompt_ids",
         "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
         "table", "tokens", "waited", "waiting_since",
@@ -98,7 +99,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens[1:], as far as computed
         self.num_preemptions = 0
         self.serial = 0  # order of arrival at the scheduler, which sets it
-        self.bypassed = 0  # requests admitted before this one while memory did not hold it
+        self.overtaken = 0  # requests started before this one while it lacked memory
         self.displaced = (0, 0)  # tokens when it was last displaced, and times with so many
         self.waiting_since = arrival_time
         self.waited = 0.0  # seconds waited so far, up to waiting_since

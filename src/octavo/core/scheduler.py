@@ -15,7 +15,7 @@ A step serves
 
 One that cannot catch up in this step takes at most half of what is left while others want some,
 so a long prompt slows short ones but never stops them, and the first in line has the largest
-share. A new one that memory does not hold yet is passed by at most `MAX_BYPASS` others.
+share. A new one that memory does not hold yet is passed by at most `MAX_OVERTAKEN` others.
 
 When memory runs out, or the policy lets a waiting request displace a running one, the victim
 gives up its blocks: they are copied to the host, or its tokens, its own output included, are
@@ -31,10 +31,10 @@ from typing import Literal, get_args
 import msgspec
 
 from octavo.core.block_pool import expect
-from octavo.core.guarded import Guarded
+from octavo.core.fallback import FallbackPolicy
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
-from octavo.core.policy import Gains, Load, Policy
+from octavo.core.policy import Load, Policy, StepLatencies
 from octavo.core.rates import Rates
 from octavo.core.request import Request, Status
 from octavo.errors import (
@@ -48,7 +48,7 @@ from octavo.outputs import FinishReason
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
-MAX_BYPASS = 32  # requests that may start before an earlier one that memory does not hold yet
+MAX_OVERTAKEN = 32  # requests that may start before an earlier one that memory does not hold yet
 LOOK_AHEAD = 8  # requests without room that are looked past in one step
 MAX_DISPLACED = 3  # times that a request may be displaced before it has gained another token
 MIN_SHARE = 64  # tokens; smaller pieces of a long prompt cost more than they give others
@@ -105,7 +105,7 @@ class Scheduler:
         self.num_displaced = 0
         self.num_swap_outs = 0
         self.peak_running = 0
-        self.guarded = Guarded(policy)
+        self.fallback = FallbackPolicy(policy)
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
         self._running: dict[Request, None] = {}
         self._waiting: OrderedDict[Request, None] = OrderedDict()
@@ -122,7 +122,7 @@ class Scheduler:
         self._grants: dict[Request, int] = {}
         self._unfinished: list[Request] = []  # running ones that lagged by more than one token
         self._passed: list[Request] = []  # waiting ones that memory does not hold
-        self._promised = 0  # blocks that running requests still need for the tokens they have
+        self._reserved_blocks = 0  # blocks that running requests still need
         self._preempted: set[Request] = set()
         self._in_flight: set[bytes] = set()  # names of blocks that this step computes
 
@@ -143,7 +143,7 @@ class Scheduler:
                 "prompt",
             )
         self._now = max(self._now, request.arrival_time)
-        if self.guarded.watches and (reason := self.guarded.refusal(self._load(()))):
+        if self.fallback.is_adaptive and (reason := self.fallback.refusal(self._load(()))):
             raise QueueFullError(reason)
         self._serial += 1
         request.serial = self._serial
@@ -181,7 +181,7 @@ class Scheduler:
     @property
     def policy_errors(self) -> int:
         """How often the policy failed and was replaced, or its `weight_fn` counted as 0."""
-        return self.guarded.errors + int(getattr(self.policy, "weight_faults", 0))
+        return self.fallback.errors + int(getattr(self.policy, "weight_faults", 0))
 
     def slots(self) -> dict[str, tuple[int, int, int]]:
         """Of each running choice, by its id: slots held, written, and shared with others."""
@@ -261,7 +261,7 @@ class Scheduler:
 
     def _set_budget(self, lagging: list[Request]) -> None:
         due = len(self._grants)
-        tokens, sequences = self.guarded.budget(self._load(lagging))
+        tokens, sequences = self.fallback.budget(self._load(lagging))
         # Whatever a policy says, those that lag can move and an idle engine can start.
         self._budget = min(max(tokens, due + 1), self.max_num_batched_tokens)
         self._left = self._budget - due
@@ -270,11 +270,11 @@ class Scheduler:
     def _serve_others(self, lagging: list[Request]) -> None:
         """Hand the rest of the step to requests that lag by more than one token, or wait."""
         self._unfinished = lagging.copy()
-        self._promised = sum([self.kv.missing(request) for request in lagging])
+        self._reserved_blocks = sum([self.kv.missing(request) for request in lagging])
         # After memory ran out, whoever came in would only be sent out again.
         entering = bool(self._waiting) and not self._preempted
         # Once nobody may enter, the urgent still may.
-        pressing = entering and self.guarded.displaces
+        pressing = entering and self.fallback.displaces
         for request in self._candidates(lagging, entering):
             if request.status is Status.RUNNING:
                 entering = self._serve_lagging(request) and entering
@@ -293,9 +293,9 @@ class Scheduler:
 
     def _candidates(self, lagging: list[Request], entering: bool) -> Iterable[Request]:
         slots = self._sequences - len(self._running)
-        if not entering or (slots <= 0 and not self.guarded.displaces):
-            return self.guarded.order(lagging, self._now) if len(lagging) > 1 else lagging
-        order = self.guarded.order([*lagging, *self._waiting], self._now)
+        if not entering or (slots <= 0 and not self.fallback.displaces):
+            return self.fallback.order(lagging, self._now) if len(lagging) > 1 else lagging
+        order = self.fallback.order([*lagging, *self._waiting], self._now)
         # A list, since starting a request takes it out of what `order` may iterate over.
         return list(islice(order, len(lagging) + max(slots, 0) + LOOK_AHEAD))
 
@@ -314,15 +314,15 @@ class Scheduler:
         count = min(lag, self._left)
         if count < lag and (self._waiting or len(self._running) > 1):
             count = min(count, max(self._left // 2, MIN_SHARE))
-        self._give(request, min(count, self.kv.room(request)))
+        self._assign_tokens(request, min(count, self.kv.room(request)))
 
-    def _give(self, request: Request, count: int) -> None:
+    def _assign_tokens(self, request: Request, count: int) -> None:
         held, blocks = self._grants.get(request, 0), len(request.table)
         if count <= 0 or not self.kv.grow(request, held + count):
             raise EngineError(f"no blocks for {count} tokens of {request!r} after all")
         self._grants[request] = held + count
         self._left -= count
-        self._promised -= len(request.table) - blocks
+        self._reserved_blocks -= len(request.table) - blocks
         if self.kv.caching:
             size = self.kv.block_size
             first, end = request.num_computed // size, (request.num_computed + held + count) // size
@@ -338,14 +338,14 @@ class Scheduler:
             held = self._grants.get(request, 0)
             count = min(request.lag - held, self._left, self.kv.room(request) - held)
             if count > 0:
-                self._give(request, count)
+                self._assign_tokens(request, count)
 
     # Giving way.
 
     def _make_room(self, request: Request) -> bool:
         """Preempt until `request` can grow by one token. False if it had to go itself."""
         while not self.kv.grow(request, 1):
-            victim = self.guarded.victim(self._running.keys(), request, self._now)
+            victim = self.fallback.victim(self._running.keys(), request, self._now)
             if victim is None:
                 victim = request
             self._preempt(victim)
@@ -358,7 +358,7 @@ class Scheduler:
         self._preempted.add(request)
         self.num_preemptions += 1
         request.num_preemptions += 1
-        self._send_back(request)
+        self._requeue(request)
 
     def _displace(self, request: Request) -> None:
         num_tokens, times = request.displaced
@@ -367,7 +367,7 @@ class Scheduler:
         self.num_displaced += 1
         self._preempt(request)
 
-    def _send_back(self, request: Request) -> None:
+    def _requeue(self, request: Request) -> None:
         """Take all blocks from `request` and let it wait, before those that never ran."""
         if self._prefers_swap(request) and self.kv.swap_out(request):
             request.status = Status.SWAPPED
@@ -408,7 +408,7 @@ class Scheduler:
         victims = self._victims(request, found, full)
         if victims is None:
             self._passed.append(request)
-            return self._may_be_passed(request)
+            return self._may_overtake(request)
         for victim in victims:
             self._displace(victim)
         if victims and self.kv.shortage(request, found, 0) > 0:
@@ -416,14 +416,14 @@ class Scheduler:
         self._start(request, found)
         return True
 
-    def _may_be_passed(self, request: Request) -> bool:
+    def _may_overtake(self, request: Request) -> bool:
         """Whether others may start before `request`, which memory does not hold yet.
 
         Not if it has run: newcomers would take the memory that it was sent away for lack of.
         """
         return (
             request.status is Status.WAITING
-            and request.bypassed < MAX_BYPASS
+            and request.overtaken < MAX_OVERTAKEN
             and len(self._passed) < LOOK_AHEAD
         )
 
@@ -438,15 +438,15 @@ class Scheduler:
 
     def _spare(self) -> int:
         """Blocks to leave free: what is promised, and one more for each running request."""
-        return self._promised + len(self._running) if self._running else 0
+        return self._reserved_blocks + len(self._running) if self._running else 0
 
     def _victim_of(self, request: Request, staying: dict[Request, None]) -> Request | None:
         """Which of `staying` the waiting `request` may displace."""
-        if not self.guarded.displaces:
+        if not self.fallback.displaces:
             return None
         # Whatever a policy says, nobody is sent away for ever.
         may_go = {r: None for r in staying if r.displaced != (len(r.tokens), MAX_DISPLACED)}
-        return self.guarded.victim(may_go.keys(), request, self._now)
+        return self.fallback.victim(may_go.keys(), request, self._now)
 
     def _victims(self, request: Request, found: list[int], full: bool) -> list[Request] | None:
         """Whom to preempt so that `request` can start: often nobody; None if it must wait."""
@@ -478,15 +478,15 @@ class Scheduler:
                 self.kv.count_query(request)
         request.waited = request.waited_at(self._now)
         request.status = Status.RUNNING
-        request.bypassed = 0
+        request.overtaken = 0
         del self._waiting[request]
         self._running[request] = None
         self._unfinished.append(request)
         self.peak_running = max(self.peak_running, len(self._running))
-        self._promised += self.kv.missing(request)
+        self._reserved_blocks += self.kv.missing(request)
         self._grant(request)
         for earlier in self._passed:
-            earlier.bypassed += 1
+            earlier.overtaken += 1
 
     # The plan.
 
@@ -547,10 +547,10 @@ class Scheduler:
             self.rates.note_step(tokens, seconds)
         elif (usual := self.rates.seconds(tokens)) is not None:
             self.rates.note_copies(swapped, seconds - usual)
-        if self.guarded.watches:
-            self.guarded.observe(self._gains(plan, planned, len(updates)))
+        if self.fallback.is_adaptive:
+            self.fallback.observe(self._latencies(plan, planned, len(updates)))
 
-    def _gains(self, plan: StepPlan, planned: list[Request], num_tokens: int) -> Gains:
+    def _latencies(self, plan: StepPlan, planned: list[Request], num_tokens: int) -> StepLatencies:
         """How long each choice that gained a token had waited for it."""
         gaps: list[float] = []
         firsts: list[float] = []
@@ -562,7 +562,7 @@ class Scheduler:
             else:
                 gaps.append(self._now - request.last_token_at)
             request.last_token_at = self._now
-        return Gains(self._now, num_tokens, gaps, firsts)
+        return StepLatencies(self._now, num_tokens, gaps, firsts)
 
     def _draw_all(
         self, request: Request, row: PlanRow, gained: RowResult, out: list[Update]
@@ -574,7 +574,7 @@ class Scheduler:
             out.append(self._advance(choice, token, logprob))
         for choice in reversed(choices):
             if choice.status is Status.RUNNING and len(self._running) > self.max_num_seqs:
-                self._send_back(choice)
+                self._requeue(choice)
 
     def _fork(self, parent: Request, index: int) -> Request:
         child = parent.fork(index)

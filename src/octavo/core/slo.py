@@ -1,4 +1,4 @@
-"""A policy that holds latency targets: it measures, and sizes steps and concurrency to fit."""
+"""The SLO policy: sizes steps and concurrency so that measured latencies meet their targets."""
 
 import math
 from itertools import chain, islice
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.policy import MIN_CHUNK, FIFOScheduler, Gains, Gauge, Load, positive
+from octavo.core.policy import MIN_CHUNK, FIFOScheduler, Gauge, Load, StepLatencies, positive
 from octavo.core.rates import Window
 from octavo.errors import ConfigError
 from octavo.log import get_logger
@@ -15,10 +15,11 @@ logger = get_logger(__name__)
 
 
 class SLOState(msgspec.Struct, frozen=True, gc=False):
-    """What an `SLOScheduler` does now, and why. Times in seconds; None where nothing is known.
+    """The state of an `SLOScheduler`. Times in seconds; None before the first measurement.
 
-    share: of the inter-token target, what a step is planned to take. tokens, sequences: the
-    last budget. changes: how often the share changed; shed: requests turned away.
+    share: the fraction of the inter-token target that a step is planned to take. tokens,
+    sequences: the last budget. reason: why the share is what it is. changes: how often the share
+    changed; shed: requests refused.
     """
 
     share: float = 0.8
@@ -36,15 +37,15 @@ class SLOScheduler(FIFOScheduler):
     """First come, first served, in steps as large as the latency targets allow.
 
     p99_ttft_ms, p99_itl_ms: targets for the 99th percentile, over the last `window` seconds, of
-    the time to a first token and between tokens. min_throughput: generated tokens/s under which
-    steps grow as long as the targets hold. shed: turn requests away (QueueFullError, HTTP 503)
-    when those that wait will miss the target for their first token. `state` tells what it does
-    and why.
+    the time to first token and the inter-token latency. min_throughput: output tokens/s below
+    which steps grow while the targets hold. shed: refuse requests (QueueFullError, HTTP 503)
+    while waiting ones will miss the target for their first token. `state` shows the current
+    budget and the reason for it.
 
-    Steps and concurrency are sized, by measured step times, to a share of the inter-token
-    target; the share follows the measured percentile, down at once and up slowly. A time to a
-    first token over its target only raises the share while tokens come in time: what is due
-    comes first.
+    Measured step times size steps and concurrency to a share of the inter-token target. The
+    share follows the measured percentile: it falls quickly and rises slowly. A time to first
+    token above its target raises the share only while the inter-token target holds, since due
+    tokens take precedence.
     """
 
     name = "slo"
@@ -65,10 +66,10 @@ class SLOScheduler(FIFOScheduler):
         if self.ttft == self.itl == math.inf:
             raise ConfigError("the slo scheduler needs p99_ttft_ms or p99_itl_ms, in milliseconds")
         if shed and self.ttft == math.inf:
-            raise ConfigError("shed needs p99_ttft_ms: it is what those who wait would miss")
+            raise ConfigError("shed needs p99_ttft_ms: requests are shed when they would miss it")
         self.shed = shed
         self.state = SLOState()
-        self._pressed = False  # whether a step was asked for more than it could give, since read
+        self._saturated = False  # whether demand exceeded a step's budget since the last reading
         self._meters = _Meters(positive("window", window) or 10.0)
 
     def budget(self, load: Load) -> tuple[int, int]:
@@ -77,22 +78,22 @@ class SLOScheduler(FIFOScheduler):
             within = load.rates.tokens_within(self.itl * self.state.share)
             if load.due or len(load.waiting) > 1:
                 tokens = min(tokens, max(within, len(load.due) + MIN_CHUNK // 4))
-            # A quarter of the step is kept for prompts, or no more could start.
+            # A quarter of the step is reserved for prompts, or no further request could start.
             sequences = min(sequences, max(within - within // 4, 1))
-            asked = sum([request.lag for request in islice(chain(load.lagging, load.waiting), 8)])
-            self._pressed = self._pressed or len(load.due) + asked > tokens
+            demand = sum([request.lag for request in islice(chain(load.lagging, load.waiting), 8)])
+            self._saturated = self._saturated or len(load.due) + demand > tokens
         self._set(tokens=tokens, sequences=sequences)
         return tokens, sequences
 
-    def observe(self, gains: Gains) -> None:
-        if self._meters.add(gains):
-            itl, ttft, throughput = self._meters.read(gains.now)
+    def observe(self, latencies: StepLatencies) -> None:
+        if self._meters.add(latencies):
+            itl, ttft, throughput = self._meters.read(latencies.now)
             self._set(p99_itl=itl, p99_ttft=ttft, throughput=throughput)
-            self._steer(*self._judge(itl or 0.0, ttft or 0.0, throughput))
-            self._pressed = False
+            self._adjust(*self._assess(itl or 0.0, ttft or 0.0, throughput))
+            self._saturated = False
 
-    def _judge(self, itl: float, ttft: float, throughput: float) -> tuple[float, str]:
-        """(what to multiply the share by, why)."""
+    def _assess(self, itl: float, ttft: float, throughput: float) -> tuple[float, str]:
+        """(factor for the share, reason)."""
         if itl > self.itl:
             return 0.85, f"P99 between tokens is {itl:.4f} s, over {self.itl:.4f} s"
         if itl > 0.9 * self.itl:
@@ -101,16 +102,16 @@ class SLOScheduler(FIFOScheduler):
             return 1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s"
         if throughput < self.floor:
             return 1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and there is slack"
-        if itl < 0.85 * self.itl < math.inf and self._pressed:
+        if itl < 0.85 * self.itl < math.inf and self._saturated:
             return 1.05, f"P99 between tokens is {itl:.4f} s: there is slack"
         return 1.0, "all targets hold"
 
-    def _steer(self, factor: float, reason: str) -> None:
+    def _adjust(self, factor: float, reason: str) -> None:
         share = min(max(self.state.share * factor, 0.2), 1.0)
         if share != self.state.share:
             self._meters.restart()
             self._set(changes=self.state.changes + 1)
-            logger.info("slo: a step may take %.2f of the target: %s", share, reason)
+            logger.info("slo: step time set to %.2f of the target: %s", share, reason)
         self._set(share=share, reason=reason)
 
     def refusal(self, load: Load) -> str | None:
@@ -138,20 +139,21 @@ class SLOScheduler(FIFOScheduler):
 
 
 class _Meters:
-    """What was gained in the last `span` seconds."""
+    """Latencies and output tokens of the last `span` seconds."""
 
     def __init__(self, span: float) -> None:
         self.gaps, self.firsts, self.tokens = Window(span), Window(span), Window(span)
         self._last: float | None = None
 
-    def add(self, gains: Gains) -> bool:
-        """Take in a step; whether it is time to read."""
-        for window, values in ((self.gaps, gains.gaps), (self.firsts, gains.firsts)):
+    def add(self, latencies: StepLatencies) -> bool:
+        """Record a step; returns whether the next reading is due."""
+        now = latencies.now
+        for window, values in ((self.gaps, latencies.gaps), (self.firsts, latencies.firsts)):
             for value in values:
-                window.add(gains.now, value)
-        self.tokens.add(gains.now, gains.num_tokens)
-        self._last = gains.now if self._last is None else self._last
-        return gains.now - self._last >= self.gaps.span / 8
+                window.add(now, value)
+        self.tokens.add(now, latencies.num_tokens)
+        self._last = now if self._last is None else self._last
+        return now - self._last >= self.gaps.span / 8
 
     def read(self, now: float) -> tuple[float | None, float | None, float]:
         """(P99 of gaps, P99 of first tokens, both in seconds, tokens per second)."""
@@ -162,5 +164,5 @@ class _Meters:
         return self.gaps.percentile(0.99), self.firsts.percentile(0.99), throughput
 
     def restart(self) -> None:
-        """Forget the gaps: what was measured under one share says nothing about another."""
+        """Discard the gaps: those measured under one share do not apply to another."""
         self.gaps.clear()

@@ -1,33 +1,45 @@
-"""A policy that may fail: where it does, first come, first served stands in for it."""
+"""A policy that may raise or answer nonsense: FIFO answers in its place, for that call.
+
+Keeps no state of requests and makes no decision of its own.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 import msgspec
 
-from octavo.core.policy import FIFOScheduler, Gains, Gauge, Gauged, Load, Policy, Watching
+from octavo.core.policy import (
+    AdaptivePolicy,
+    FIFOScheduler,
+    Gauge,
+    Gauged,
+    Load,
+    Policy,
+    StepLatencies,
+)
 from octavo.core.request import Request
 from octavo.log import get_logger
 
 logger = get_logger(__name__)
 
 _T = TypeVar("_T")
-_FAILED = "%s.%s failed; the first to come is the first served"
+_FAILED = "scheduling policy %s.%s failed; falling back to FIFO"
 
 
-class Guarded:
-    """Asks a policy, and answers itself where that raises or gives what cannot be used.
+class FallbackPolicy:
+    """Forwards each call to a policy, and falls back to FIFO where the policy raises or its
+    answer cannot be used.
 
-    Whom `order` leaves out, or does not come to before it fails, is served last, by arrival;
-    what it invents or repeats is passed over. `victim` and `budget` are then those of FIFO
-    without limits, and nobody is turned away. `errors` counts what the policy raised; the first
-    is logged with its trace, since the next step would most often log the same.
+    Requests that `order` omits, or has not yielded when it raises, follow in arrival order;
+    unknown and repeated ones are skipped. `victim` and `budget` fall back to FIFO without
+    limits, and no request is refused. `errors` counts what the policy raised; only the first
+    is logged, with its trace, since every step would most likely log the same.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.displaces = bool(getattr(policy, "displaces", True))
-        self.watches = isinstance(policy, Watching)
+        self.is_adaptive = isinstance(policy, AdaptivePolicy)
         self.errors = 0
         self._fifo = FIFOScheduler(max_stretch=None)
 
@@ -39,7 +51,7 @@ class Guarded:
                     del left[request]
                     yield request
         except Exception:
-            if self._first():
+            if self._is_first_error():
                 logger.warning(_FAILED, type(self.policy).__name__, "order", exc_info=True)
         yield from left
 
@@ -59,16 +71,16 @@ class Guarded:
 
         return self._ask("budget", ask, lambda: self._fifo.budget(load))
 
-    def observe(self, gains: Gains) -> None:
-        if isinstance(self.policy, Watching):
-            watching = self.policy
-            self._ask("observe", lambda: watching.observe(gains), lambda: None)
+    def observe(self, latencies: StepLatencies) -> None:
+        if isinstance(self.policy, AdaptivePolicy):
+            policy = self.policy
+            self._ask("observe", lambda: policy.observe(latencies), lambda: None)
 
     def refusal(self, load: Load) -> str | None:
-        if not isinstance(self.policy, Watching):
+        if not isinstance(self.policy, AdaptivePolicy):
             return None
-        watching = self.policy
-        return self._ask("refusal", lambda: watching.refusal(load), lambda: None)
+        policy = self.policy
+        return self._ask("refusal", lambda: policy.refusal(load), lambda: None)
 
     def gauges(self) -> tuple[Gauge, ...]:
         """What the policy publishes; nothing where it has no gauges, or fails to give them."""
@@ -81,14 +93,14 @@ class Guarded:
 
         return self._ask("gauges", ask, tuple)
 
-    def _ask(self, what: str, ask: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
+    def _ask(self, method: str, ask: Callable[[], _T], fallback: Callable[[], _T]) -> _T:
         try:
             return ask()
         except Exception:
-            if self._first():
-                logger.warning(_FAILED, type(self.policy).__name__, what, exc_info=True)
-            return otherwise()
+            if self._is_first_error():
+                logger.warning(_FAILED, type(self.policy).__name__, method, exc_info=True)
+            return fallback()
 
-    def _first(self) -> bool:
+    def _is_first_error(self) -> bool:
         self.errors += 1
         return self.errors == 1

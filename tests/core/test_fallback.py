@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.core.harness import Bench, alone, make
 
-from octavo.core.guarded import Guarded
-from octavo.core.policy import FIFOScheduler, Gains, Gauge, Load, PriorityScheduler
+from octavo.core.fallback import FallbackPolicy
+from octavo.core.policy import FIFOScheduler, Gauge, Load, PriorityScheduler, StepLatencies
 from octavo.core.request import Request
 from octavo.errors import ConfigError
 
 
 class Broken:
-    """Does in each place what it is told: raise, or give what cannot be used."""
+    """Each method raises or returns an unusable answer, as configured."""
 
     name = "broken"
     displaces = True
@@ -46,7 +46,7 @@ class Broken:
     def budget(self, load: Load) -> Any:
         return self._do("budget", (load.max_tokens, load.max_sequences))
 
-    def observe(self, gains: Gains) -> None:
+    def observe(self, latencies: StepLatencies) -> None:
         self._do("observe", None)
 
     def refusal(self, load: Load) -> Any:
@@ -80,7 +80,7 @@ def test_a_failing_policy_loses_and_holds_up_nobody(
         assert bench.outcomes[request.request_id, 0].token_ids == alone(request)[0]
     assert bench.scheduler.policy_errors > 1
     assert [record.getMessage() for record in caplog.records] == [
-        f"Broken.{what} failed; the first to come is the first served"
+        f"scheduling policy Broken.{what} failed; falling back to FIFO"
     ]
     assert caplog.records[0].exc_info is not None
 
@@ -88,9 +88,9 @@ def test_a_failing_policy_loses_and_holds_up_nobody(
 def test_whom_an_order_leaves_out_is_served_last_and_whom_it_invents_never() -> None:
     known = [make(f"r{i}", [1]) for i in range(4)]
     policy = Broken(order=[known[2], make("stranger", [1]), known[2], known[0]])
-    guarded = Guarded(policy)
-    assert list(guarded.order(known, 0.0)) == [known[2], known[0], known[1], known[3]]
-    assert guarded.errors == 0
+    fallback = FallbackPolicy(policy)
+    assert list(fallback.order(known, 0.0)) == [known[2], known[0], known[1], known[3]]
+    assert fallback.errors == 0
     bench = Bench(seqs=1, policy=Broken(order=[]))
     bench.run(make(f"r{i}", prompt(20, i), 5) for i in range(5))
     assert [name for name, _ in bench.outcomes] == [f"r{i}" for i in range(5)]
@@ -98,16 +98,16 @@ def test_whom_an_order_leaves_out_is_served_last_and_whom_it_invents_never() -> 
 
 def test_an_order_that_fails_midway_is_kept_so_far() -> None:
     known = [make(f"r{i}", [1]) for i in range(4)]
-    guarded = Guarded(Broken(order="late"))
-    assert list(guarded.order(known, 0.0)) == [known[3], known[2], known[1], known[0]]
-    assert guarded.errors == 1
+    fallback = FallbackPolicy(Broken(order="late"))
+    assert list(fallback.order(known, 0.0)) == [known[3], known[2], known[1], known[0]]
+    assert fallback.errors == 1
 
 
 def test_a_weight_that_fails_counts_as_a_failure_of_the_policy() -> None:
     bench = Bench(seqs=1, policy=PriorityScheduler(lambda request: math.nan))
     bench.run(make(f"r{i}", prompt(10, i), 3) for i in range(4))
     assert bench.scheduler.policy_errors > 0
-    assert bench.scheduler.guarded.errors == 0
+    assert bench.scheduler.fallback.errors == 0
 
 
 @pytest.mark.parametrize("bad", [BAD, None, [Gauge("depth", "How deep.", 1.0), None]])
@@ -116,10 +116,10 @@ def test_gauges_that_fail_are_left_out(bad: Any) -> None:
         def gauges(self) -> Any:
             return self._do("gauges", bad)
 
-    guarded = Guarded(Shows(gauges=bad))
-    assert guarded.gauges() == ()
-    assert guarded.errors == 1
-    assert Guarded(Broken()).gauges() == ()
+    fallback = FallbackPolicy(Shows(gauges=bad))
+    assert fallback.gauges() == ()
+    assert fallback.errors == 1
+    assert FallbackPolicy(Broken()).gauges() == ()
 
 
 def test_a_gauge_has_a_name_that_fits_and_a_number() -> None:
