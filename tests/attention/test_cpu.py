@@ -16,7 +16,7 @@ from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.kernels import reference
-from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import target
 from paging import CODES, Sequences, assert_close
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -32,10 +32,10 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, **more: object) -> Attenti
 @pytest.fixture(params=["tiles", "vectors"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """bfloat16 on AMX (where there is AMX) and on the vector units."""
-    if request.param == "tiles" and not cpu_ops.has_tiles():
+    if request.param == "tiles" and not target.has_tiles():
         pytest.skip("this processor has no AMX")
     if request.param == "vectors":
-        monkeypatch.setattr(cpu_ops, "has_tiles", lambda: False)
+        monkeypatch.setattr(target, "has_tiles", lambda: False)
     return str(request.param)
 
 
@@ -338,15 +338,15 @@ import torch, paging
 from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
-from octavo.kernels.cpu import compile as cpu_compile, simd as cpu_vector
+from octavo.kernels.cpu import compile as compiler, simd
 from octavo.runner.model_runner import resolve_dtype
-assert (cpu_vector.LANES, cpu_vector.HAS_DOT, resolve_dtype("auto")) == (8, False, torch.float32)
-optimize, texts = cpu_compile._optimize, []
+assert (simd.LANES, simd.HAS_DOT, resolve_dtype("auto")) == (8, False, torch.float32)
+optimize, texts = compiler._optimize, []
 def spied(module):
     machine = optimize(module)
     texts.append(machine.emit_assembly(module))
     return machine
-cpu_compile._optimize = spied
+compiler._optimize = spied
 for dtype in (torch.float32, torch.bfloat16):
     shapes = ((4, 1, 40, 8, None), (7, 1, 64, 16, None), (4, 4, 80, 32, None),
               (4, 2, 40, 8, torch.int8), (4, 2, 64, 64, torch.int8),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import target
 from octavo.layers import linear
 from octavo.layers.linear import Product, Products, StableRows
 
@@ -30,7 +30,7 @@ def weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.fixture(params=[True, False], ids=["tiles", "onednn"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        monkeypatch.setattr(cpu_ops, "has_tiles", lambda: False)
+        monkeypatch.setattr(target, "has_tiles", lambda: False)
 
 
 @pytest.mark.usefixtures("_kind")

@@ -127,6 +127,60 @@ def test_third_parties_stay_where_they_belong(path: Path) -> None:
         assert roots <= {*sys.stdlib_module_names, "msgspec", "octavo"}
 
 
+def module_of(path: Path) -> str:
+    return ".".join(("octavo", *path.relative_to(SOURCE).with_suffix("").parts))
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules of `sources` that it imports, wherever in its text."""
+    return {
+        module: {
+            target
+            for name in imported(ast.parse(text))
+            for target in (name, name.rpartition(".")[0])
+            if target in sources and target != module
+        }
+        for module, text in sources.items()
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules of which each imports all others, directly or through the others."""
+
+    def reachable(start: str) -> set[str]:
+        found: set[str] = set()
+        queue = [start]
+        while queue:
+            new = graph[queue.pop()] - found
+            found |= new
+            queue += new
+        return found
+
+    reach = {module: reachable(module) for module in graph}
+    found: list[set[str]] = []
+    for module in graph:
+        circle = {other for other in reach[module] if module in reach[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def test_no_import_circle() -> None:
+    """Of files, imports inside functions and for types only included."""
+    files = [path for path in sources() if path.name != "__init__.py"]
+    assert circles(import_graph({module_of(path): path.read_text() for path in files})) == []
+
+
+def test_a_circle_is_found() -> None:
+    texts = {
+        "octavo.a": "from octavo.b import c",
+        "octavo.b": "def f():\n    from octavo import d",
+        "octavo.d": "import octavo.a",
+        "octavo.e": "import octavo.a",
+    }
+    assert circles(import_graph(texts)) == [{"octavo.a", "octavo.b", "octavo.d"}]
+
+
 def test_torch_is_not_loaded_by_what_decides_or_serves() -> None:
     parts = ["cli.main", "core.scheduler", "core.policy", "engine.output", "engine.stats"]
     parts += [name_of(p)[:-3].replace("/", ".") for p in sources() if part_of(p) == "text"]

@@ -41,6 +41,7 @@ def test_every_test_file_names_the_file_it_tests() -> None:
 
 # Parts that only work through a kernel, and the kernel whose tests run them.
 RUN_BY = {
+    "__main__": "kernel",
     "compile": "kernel",
     "fused": "fused_call",
     "abi": "graph",

@@ -13,13 +13,13 @@ from octavo.attention import registry
 from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import PlanRow, StepPlan
-from octavo.kernels.cpu import fused_call as cpu_ops
+from octavo.kernels.cpu import target
 from octavo.runner import graphs
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.graphs import capture
 from octavo.runner.kv_cache import KVCache
 
-needs_tiles = pytest.mark.skipif(not cpu_ops.has_tiles(), reason="no AMX here")
+needs_tiles = pytest.mark.skipif(not target.has_tiles(), reason="no AMX here")
 
 
 def make(folder, eager=False, **options):

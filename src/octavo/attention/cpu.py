@@ -14,8 +14,9 @@ import torch
 from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities
 from octavo.kernels.cpu import abi as cpu_layout
 from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu.abi import ITEM_SLOTS, KEYS
+from octavo.kernels.cpu.kernel import empty, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16)
 _PRODUCTS = 8  # of 32 rows in an item at most: K and V of a piece are placed once for all
@@ -114,11 +115,11 @@ class CpuAttention:
         work = self._planned(meta, spec, query.dtype)
         query = _in_rows(query)
         tokens, heads, head_dim = query.shape
-        out = cpu_jit.empty((tokens, heads * head_dim), query.dtype)
+        out = empty((tokens, heads * head_dim), query.dtype)
         stride = query.stride(0) * query.itemsize
         call = _pack_call(0, 0, query.data_ptr(), stride, cache.data_ptr(), out.data_ptr())
         kind = cpu_ops.attention_kind(query.dtype, cache.dtype)
-        cpu_ops.kernel("attention", kind).run(call + work.packed, work.threads)
+        kernel("attention:attention", kind).run(call + work.packed, work.threads)
         return out
 
     def step_arguments(
@@ -138,13 +139,13 @@ class CpuAttention:
         return self._work[spec]
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
-        parts = _parts(meta, spec, cpu_jit.threads())
+        parts = _parts(meta, spec, openmp.threads())
         items, counters, members, partial = _items(parts, spec, _companies(parts, meta, spec))
         groups = spec.num_heads // spec.num_kv_heads
         rows = int(parts.queries.max(initial=1)) * groups
         size = cpu_layout.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
         threads = min(parts.threads, len(items)) or 1
-        team = cpu_jit.threads()  # in a captured step all of it comes
+        team = openmp.threads()  # in a captured step all of it comes
         if self._scratch.numel() < size * team:
             self._scratch = torch.empty(size * team, dtype=torch.uint8)
         shared, tables = np.empty(partial, np.float32), meta.block_tables

@@ -7,7 +7,7 @@ import torch
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,7 +47,7 @@ def _cpu(dtype: torch.dtype) -> Ops:
         rope=ops.rope,
         silu_and_mul=ops.silu_and_mul,
         gelu_and_mul=ops.gelu_and_mul,
-        reason=f"compiled kernels for {dtype} on {cpu_jit.cpu()[0]}",
+        reason=f"compiled kernels for {dtype} on {target.cpu()[0]}",
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import fused_call as cpu_ops
 from octavo.kernels.cpu import gemm_bf16_call as cpu_linear_ops
-from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room, unit
+from octavo.kernels.cpu import target
+from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room
 from octavo.kernels.cpu.quantize import pack
 from octavo.quant.base import NONE, Codes
 
@@ -148,7 +148,7 @@ class Products:
         self._most_rows = most_rows
         self._strict = strict or dtype == torch.float32
         self._shapes: dict[tuple[int, int, bool], StableRows] = {}
-        self._tiled = device == "cpu" and dtype == torch.bfloat16 and cpu_ops.has_tiles()
+        self._tiled = device == "cpu" and dtype == torch.bfloat16 and target.has_tiles()
         self._packed = device == "cpu" and dtype in _LAYOUT_ROWS and _has_onednn(dtype)
         self._hint = _LAYOUT_ROWS.get(dtype, 1)
         self._dtype, self._room = dtype, Room()
@@ -200,7 +200,7 @@ class Products:
     def explain(self) -> str:
         """What serves the products, for `octavo doctor`."""
         parts = [
-            f"{how} weights ({size >> 20} MiB) x int8 rows on {unit()}s"
+            f"{how} weights ({size >> 20} MiB) x int8 rows on {target.int8_unit()}s"
             for how, size in self._bytes.items()
         ]
         if self._num_tiled:

@@ -12,11 +12,10 @@ reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu.kernel import kernel
 from octavo.quant.base import Codes, Decode
 
 _COMPILED = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -42,11 +41,6 @@ class BlockFormat:
         return self.decode is not None or self.dtype.is_floating_point
 
 
-@cache
-def _kernel(variant: str) -> Kernel:
-    return Kernel("octavo.kernels.cpu.gguf:decode", variant)
-
-
 def decode_into(kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor) -> None:
     """Write the values of `raw` (uint8 on the CPU, whole blocks in order) to contiguous `out`."""
     flat = out.view(-1)
@@ -56,8 +50,8 @@ def decode_into(kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor) -> None
     count = raw.numel() // kind.block_bytes
     if out.device.type == "cpu" and out.dtype in _COMPILED:
         where = raw.data_ptr(), flat.data_ptr()
-        kernel = _kernel(f"{kind.name}-{_COMPILED[out.dtype]}")
-        kernel.run(_pack_call(0, 0, count, count, *where))
+        decoder = kernel("gguf:decode", f"{kind.name}-{_COMPILED[out.dtype]}")
+        decoder.run(_pack_call(0, 0, count, count, *where))
         return
     decoded, blocks = kind.decode, raw.view(count, kind.block_bytes)
     target = flat.view(count, kind.block_values)

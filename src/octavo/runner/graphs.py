@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.attention.base import AttentionMetadata, AttentionSpec, GraphSafe
 from octavo.core.plan import PlanRow, StepPlan
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu.graph import Graph
+from octavo.kernels.cpu.kernel import record
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.runner.batch import BatchBuilder
@@ -58,7 +59,7 @@ def capture(
     backend, tokens = model.backend, min(most_tokens, _MOST_TOKENS)
     if not (backend.capabilities.graph_safe and isinstance(backend, GraphSafe)):
         return None
-    if not cpu_jit.team().is_exact(cpu_jit.threads()):
+    if not openmp.team().is_exact(openmp.threads()):
         return None
     inputs = builder.build(_made_up(tokens, builder.block_size))
     given = model.embed(inputs.token_ids)
@@ -66,7 +67,7 @@ def capture(
         spec: backend.step_arguments(inputs.meta, spec, given.dtype)[0]
         for spec in dict.fromkeys(model.attention_specs)
     }
-    with cpu_jit.record() as recording, _Watch() as watch:
+    with record() as recording, _Watch() as watch:
         result = model.layers(given, inputs.meta, cache.layers)
     positions, slots = inputs.meta.positions.data_ptr(), inputs.meta.slots.data_ptr()
     if watch.seen:

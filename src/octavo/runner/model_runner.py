@@ -18,8 +18,9 @@ from octavo.core.plan import (
     TokenLogprobs,
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import target
 from octavo.kernels.cpu.graph import program
+from octavo.kernels.cpu.kernel import Kernel
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import kv_dtype, load_model
@@ -43,7 +44,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         began = time.perf_counter()
         # Needed last, so they may be compiled meanwhile.
-        cpu_jit.Kernel.compile_ahead([*kernels(), program()])
+        Kernel.compile_ahead([*kernels(), program()])
         self.config = config
         self.device = "cpu"
         self.dtype = resolve_dtype(config.dtype)
@@ -256,11 +257,7 @@ def resolve_dtype(name: str) -> torch.dtype:
     """`auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
     if name != "auto":
         return _DTYPES[name]
-    return torch.bfloat16 if _bf16_in_hardware() else torch.float32
-
-
-def _bf16_in_hardware() -> bool:
-    return bool({"avx512bf16", "amx-bf16", "bf16"} & cpu_jit.cpu()[1])
+    return torch.bfloat16 if target.has_bf16() else torch.float32
 
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:

@@ -4,11 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import openmp, target
 from octavo.kernels.cpu.gemm_bf16_call import TiledWeight, fits
 
-pytestmark = pytest.mark.skipif(not cpu_ops.has_tiles(), reason="no AMX here")
+pytestmark = pytest.mark.skipif(not target.has_tiles(), reason="no AMX here")
 
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 255, 256, 257, 300, 530)
 
@@ -61,7 +60,7 @@ def test_a_row_has_the_same_bits_in_any_company(
     product, x = TiledWeight(drawn(columns, depth)), drawn(max(ROWS), depth, seed=2)
     whole = product(x)
     for threads in (1, 2):
-        monkeypatch.setattr(cpu_jit, "threads", lambda: threads)  # noqa: B023
+        monkeypatch.setattr(openmp, "threads", lambda: threads)  # noqa: B023
         for rows in ROWS:
             assert torch.equal(product(x[:rows]), whole[:rows]), rows
             assert torch.equal(product(x[-rows:]), whole[-rows:]), rows

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import gemm_int8_call as cpu_quant_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import openmp, target
 from octavo.kernels.cpu.gemm_int8_call import (
     PackedWeight,
     QuantizedWeight,
@@ -17,12 +16,12 @@ from octavo.kernels.cpu.gemm_int8_call import (
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 3, 7, 17, 33, 300)
 SHAPES = [(1, 8), (33, 100), (96, 64), (160, 1600)]
-UNITS = sorted({"vector", cpu_quant_ops.unit()})
+UNITS = sorted({"vector", target.int8_unit()})
 
 
 @pytest.fixture(params=UNITS, autouse=True)
 def _unit(request, monkeypatch):
-    monkeypatch.setattr(cpu_quant_ops, "unit", lambda: request.param)
+    monkeypatch.setattr(target, "int8_unit", lambda: request.param)
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
@@ -106,9 +105,9 @@ def test_halves_that_are_no_whole_panels_are_not_fused():
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(make, dtype, monkeypatch):
     packed, _, _ = make(352, 1600)
     product, x = QuantizedWeight(packed, None, dtype, Room()), drawn(300, 1600, dtype=dtype)
-    monkeypatch.setattr(cpu_jit, "threads", lambda: 2)
+    monkeypatch.setattr(openmp, "threads", lambda: 2)
     together = product(x)
-    monkeypatch.setattr(cpu_jit, "threads", lambda: 1)
+    monkeypatch.setattr(openmp, "threads", lambda: 1)
     for rows in ROWS:
         assert torch.equal(product(x[300 - rows :].contiguous()), together[300 - rows :])
 
@@ -117,7 +116,7 @@ def test_vectors_and_tiles_give_the_same_bits(monkeypatch):
     packed, _, _ = int8(64, 200)
     x, found = drawn(40, 200), []
     for unit in UNITS:
-        monkeypatch.setattr(cpu_quant_ops, "unit", lambda unit=unit: unit)
+        monkeypatch.setattr(target, "int8_unit", lambda unit=unit: unit)
         found.append(QuantizedWeight(packed, None, torch.float32, Room())(x))
     assert all(torch.equal(found[0], other) for other in found)
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu.kernel import kernel
 from octavo.quant.gguf import FORMATS, BlockFormat
 
 KINDS = {kind.name: kind for kind in FORMATS.values() if kind.decode is not None}
@@ -30,7 +30,7 @@ def run(name: str, dtype: str, raw: torch.Tensor, chunk: int, threads: int = 1) 
     kind = KINDS[name]
     out = torch.full((len(raw), kind.block_values), torch.nan, dtype=DTYPES[dtype])
     call = struct.pack("<6q", 0, 0, len(raw), chunk, raw.data_ptr(), out.data_ptr())
-    Kernel("octavo.kernels.cpu.gguf:decode", f"{name}-{dtype}").run(call, threads)
+    kernel("gguf:decode", f"{name}-{dtype}").run(call, threads)
     return out
 
 

@@ -6,7 +6,8 @@ import torch
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import kernel as recorder
+from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu.graph import Graph, _share
 
 OPS = cpu_ops.CpuOps(torch.float32)
@@ -23,7 +24,7 @@ def steps(x, residual):
 
 def record(rows):
     given = torch.randn(rows, 48)
-    with cpu_jit.record() as recording:
+    with recorder.record() as recording:
         first, residual = OPS.rms_norm(given, WEIGHT, 1e-5)
         result = steps(first, residual)
     return Graph(recording, given, result, 0, 0)
@@ -31,7 +32,7 @@ def record(rows):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_it_replays_for_any_number_of_rows(threads, monkeypatch):
-    monkeypatch.setattr(cpu_jit, "threads", lambda: threads)
+    monkeypatch.setattr(openmp, "threads", lambda: threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -63,16 +64,16 @@ def test_what_was_recorded_can_be_freed():
 
 def test_a_call_of_an_unknown_kernel_is_refused():
     x = torch.randn(4, 48)
-    with cpu_jit.record() as recording:
+    with recorder.record() as recording:
         out, _ = OPS.rms_norm(x, WEIGHT, 1e-5)
-    recording.calls.append((cpu_jit.Kernel("octavo.kernels.cpu.sampling:draw"), bytes(96)))
+    recording.calls.append((recorder.kernel("sampling:draw"), bytes(96)))
     with pytest.raises(ValueError, match="'draw' cannot be replayed"):
         Graph(recording, x, out, 0, 0)
 
 
 def test_calls_of_different_heights_are_refused():
     x, other = torch.randn(4, 48), torch.randn(5, 48)
-    with cpu_jit.record() as recording:
+    with recorder.record() as recording:
         OPS.rms_norm(other, WEIGHT, 1e-5)
         out, _ = OPS.rms_norm(x, WEIGHT, 1e-5)
     with pytest.raises(ValueError, match="different numbers of rows"):
@@ -80,7 +81,7 @@ def test_calls_of_different_heights_are_refused():
 
 
 def test_nothing_is_recorded_outside():
-    with cpu_jit.record() as recording:
+    with recorder.record() as recording:
         pass
     OPS.rms_norm(torch.randn(4, 48), WEIGHT, 1e-5)
     assert not recording.calls

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import abi, openmp
 from octavo.kernels.cpu import sampling_call as ops
 
 
@@ -23,10 +23,10 @@ def test_an_item_has_no_gaps():
     assert ops.ITEM.names is not None
     offsets = [ops.ITEM.fields[name][1] for name in ops.ITEM.names]
     assert offsets == [
-        ops.ROW, ops.TEMPERATURE, ops.TOP_P, ops.MIN_P, ops.TOP_K, ops.SEED, ops.INDEX,
-        ops.POSITION, ops.TOKEN, ops.STATUS, ops.RANK,
+        abi.S_ROW, abi.S_TEMPERATURE, abi.S_TOP_P, abi.S_MIN_P, abi.S_TOP_K, abi.S_SEED,
+        abi.S_INDEX, abi.S_POSITION, abi.S_TOKEN, abi.S_STATUS, abi.S_RANK,
     ]  # fmt: skip
-    assert 8 * len(offsets) == ops.ITEM_BYTES
+    assert 8 * len(offsets) == ops.ITEM.itemsize == abi.S_ITEM_BYTES
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -36,12 +36,12 @@ def test_results_do_not_depend_on_threads(monkeypatch, threads):
     for i in range(23):
         ops.draw(logits, alone[i : i + 1])
     made = some_items(23)
-    monkeypatch.setattr(cpu_jit, "threads", lambda: threads)
+    monkeypatch.setattr(openmp, "threads", lambda: threads)
     ops.draw(logits, made)
     assert made.tolist() == alone.tolist()
     made["top_k"] = 5
     ids, values = ops.logprobs(logits, made)
-    monkeypatch.setattr(cpu_jit, "threads", lambda: 1)
+    monkeypatch.setattr(openmp, "threads", lambda: 1)
     again = ops.logprobs(logits, made)
     assert np.array_equal(ids, again[0])
     assert np.array_equal(values, again[1])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels.cpu import compile as cpu_compile
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import compile as compiler
+from octavo.kernels.cpu import object_cache, openmp
 from octavo.kernels.cpu.simd import (
     LANES,
     geti,
@@ -53,8 +53,8 @@ def kernel():
 
 @pytest.fixture(scope="module")
 def run():
-    address = cpu_jit._link(cpu_compile.object_code(kernel(), "vectors"), "vectors")
-    function = cpu_jit._Address(address)
+    address = object_cache.link(compiler.object_code(kernel(), "vectors"), "vectors")
+    function = openmp.Function(address)
 
     def call(x: torch.Tensor) -> torch.Tensor:
         count = x.numel() // LANES

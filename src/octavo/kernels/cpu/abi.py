@@ -104,3 +104,25 @@ Q_TAKEN = 8
 ) = range(24, 24 + 19 * 8, 8)  # fmt: skip
 QUANT_FORMAT = "<22q"
 Q_ROWS = 256  # rows for which a pair of panels is held: 393 KB of q at 1,536 wide
+
+# -- sampling (see `sampling`) ------------------------------------------------------------------
+
+# The status of an item.
+OK = 0
+NOT_FINITE = 1  # a NaN or +inf among the logits
+EMPTY = 2  # every logit is -inf
+
+# Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
+PIECE = 64
+
+# The arguments, then the fields of an item (`sampling_call.ITEM`).
+(
+    S_COUNTER, S_THREAD, S_COUNT, S_ITEMS, S_LOGITS, S_VOCAB, S_SCRATCH, S_SCRATCH_SIZE, S_OUT_IDS,
+    S_OUT_VALUES, S_OUT_SIZE, S_LOGIT_BYTES,
+) = range(0, 12 * 8, 8)  # fmt: skip
+SAMPLING_FORMAT = "<12q"
+(
+    S_ROW, S_TEMPERATURE, S_TOP_P, S_MIN_P, S_TOP_K, S_SEED, S_INDEX, S_POSITION, S_TOKEN,
+    S_STATUS, S_RANK,
+) = range(0, 11 * 8, 8)  # fmt: skip
+S_ITEM_BYTES = 11 * 8

@@ -1,14 +1,9 @@
 """From a Python kernel to object code: Numba for the code, LLVM for the machine.
 
 Imported only when a kernel is not in the cache yet, because it brings in Numba.
-
-    python -m octavo.kernels.cpu.compile WHERE:MAKER:VARIANT ...
-
-compiles kernels into the cache: a second processor's share of a first start.
 """
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +13,7 @@ from numba import cfunc
 from numba.core import config as numba_config
 
 from octavo import log
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import target
 
 _logger = log.get_logger(__name__)
 
@@ -70,7 +65,7 @@ def _emit(module: llvm.ModuleRef) -> bytes:
 
 
 def _optimize(module: llvm.ModuleRef) -> llvm.TargetMachine:
-    cpu, features = cpu_jit.cpu()
+    cpu, features = target.cpu()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu,
         features=",".join(f"+{f}" for f in sorted(features)),
@@ -81,14 +76,3 @@ def _optimize(module: llvm.ModuleRef) -> llvm.TargetMachine:
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
     return machine
-
-
-def main() -> int:
-    for name in sys.argv[1:]:
-        module, maker, variant = name.split(":")
-        cpu_jit.Kernel(f"{module}:{maker}", variant).load()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,39 +5,29 @@ row, go to the reference. Rows are spread over threads from about 16 thousand va
 one thread is done before a second one has started.
 """
 
-import ctypes
 import struct
 from dataclasses import dataclass
-from functools import cache, lru_cache
 
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi as cpu_layout
-from octavo.kernels.cpu import kernel as cpu_jit
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu import abi, openmp, target
+from octavo.kernels.cpu.kernel import empty, kernel
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 DTYPES = tuple(_NAMES)
 _PARALLEL_FROM = 16384  # values
-_pack_norm = struct.Struct(cpu_layout.NORM_FORMAT).pack
-_pack_activation = struct.Struct(cpu_layout.ACTIVATION_FORMAT).pack
-_pack_rope = struct.Struct(cpu_layout.ROPE_FORMAT).pack
-
-
-@cache
-def kernel(maker: str, variant: str) -> Kernel:
-    """The kernel of `fused` or `attention` of that name and variant."""
-    module = "attention" if maker == "attention" else "fused"
-    return Kernel(f"octavo.kernels.cpu.{module}:{maker}", variant)
+_pack_norm = struct.Struct(abi.NORM_FORMAT).pack
+_pack_activation = struct.Struct(abi.ACTIVATION_FORMAT).pack
+_pack_rope = struct.Struct(abi.ROPE_FORMAT).pack
 
 
 def _share(rows: int, values: int) -> tuple[int, int]:
     """(threads, rows taken at a time) for `rows` rows of `values` values."""
     if rows == 1 or rows * values < _PARALLEL_FROM:
         return 1, rows
-    threads = min(cpu_jit.threads(), rows)
+    threads = min(openmp.threads(), rows)
     return threads, max(1, rows // (threads * 4)) if threads > 1 else rows
 
 
@@ -60,13 +50,13 @@ class CpuOps:
         if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
             return reference.rms_norm(x, weight, eps, residual)
         rows, size = x.shape
-        out = cpu_jit.empty((rows, size), x.dtype)
+        out = empty((rows, size), x.dtype)
         threads, chunk = _share(rows, size)
         at = 0 if residual is None else residual.data_ptr()
         arguments = _pack_norm(
             0, 0, rows, chunk, x.data_ptr(), at, weight.data_ptr(), out.data_ptr(), size, eps
         )
-        kernel("rms_norm", _NAMES[self.dtype]).run(arguments, threads)
+        kernel("fused:rms_norm", _NAMES[self.dtype]).run(arguments, threads)
         return out, x if residual is None else residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -80,10 +70,10 @@ class CpuOps:
     def _activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = cpu_jit.empty((rows, size), self.dtype)
+        out = empty((rows, size), self.dtype)
         threads, chunk = _share(rows, 2 * size)
         arguments = _pack_activation(0, 0, rows, chunk, gate_up.data_ptr(), out.data_ptr(), size)
-        kernel("activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
+        kernel("fused:activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
         return out
 
     def rope(
@@ -151,28 +141,12 @@ def rope_write(
         block_size, head_dim, heads, kv_heads, at(q_norm), at(k_norm), eps,
     )  # fmt: skip
     variant = _variant(_NAMES[some.dtype], some.dtype if cache is None else cache.dtype)
-    kernel("rope_write", variant).run(arguments, threads)
-
-
-@lru_cache(maxsize=1)
-def has_tiles() -> bool:
-    """Whether this processor has AMX for bfloat16 and the system lets this process use it.
-
-    Linux keeps the tile registers off until a process asks (arch_prctl, ARCH_REQ_XCOMP_PERM,
-    feature 18: tile data); without that the first instruction would end the process.
-    """
-    features = cpu_jit.cpu()[1]
-    if not {"amx-tile", "amx-bf16", "avx512bf16"} <= features:
-        return False
-    try:
-        return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
-    except (OSError, AttributeError):
-        return False
+    kernel("fused:rope_write", variant).run(arguments, threads)
 
 
 def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
     """Variant of the attention kernel: "float32", "bfloat16" or "tiles", "-int8" or "-fp8"."""
-    kind = "tiles" if dtype == torch.bfloat16 and has_tiles() else _NAMES[dtype]
+    kind = "tiles" if dtype == torch.bfloat16 and target.has_tiles() else _NAMES[dtype]
     return _variant(kind, kv_dtype)
 
 

@@ -1,16 +1,14 @@
 """Weights in the layout of `gemm_bf16`, and the products with them. Free of Numba."""
 
 import struct
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import abi as cpu_layout
-from octavo.kernels.cpu import kernel as cpu_jit
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu.kernel import empty, kernel
 
-_pack = struct.Struct(cpu_layout.LINEAR_FORMAT).pack
+_pack = struct.Struct(abi.LINEAR_FORMAT).pack
 _BLOCK = 32  # columns
 _DEPTH = 32  # of k in a turn
 _TALL = 256  # rows of an item: of a hidden size of 576 they take 288 KB, which a core's L2 holds
@@ -56,23 +54,18 @@ class TiledWeight:
             x = x.contiguous()
         rows, blocks = x.shape[0], self._tiles.shape[0]
         width = self._columns // 2 if self._gated else self._columns
-        out = cpu_jit.empty((rows, width), torch.bfloat16)
-        threads = 1 if blocks * self._turns < _SHARED_FROM else cpu_jit.threads()
+        out = empty((rows, width), torch.bfloat16)
+        threads = 1 if blocks * self._turns < _SHARED_FROM else openmp.threads()
         wide = max(2, blocks // (_SHARES * threads) // 2 * 2)
         arguments = _pack(
             0, 0, x.data_ptr(), x.stride(0) * 2, self._tiles.data_ptr(), out.data_ptr(),
             2 * width, 0 if self._bias is None else self._bias.data_ptr(), rows, self._turns,
             blocks, self._columns, _TALL, wide,
         )  # fmt: skip
-        _kernel("gated" if self._gated else "plain").run(arguments, threads)
+        kernel("gemm_bf16:linear", "gated" if self._gated else "plain").run(arguments, threads)
         return out
 
 
 def fits(weight: torch.Tensor) -> bool:
     """Whether a weight [N, K] can be laid out: bfloat16, and K a multiple of 32."""
     return weight.dtype == torch.bfloat16 and weight.shape[1] % _DEPTH == 0
-
-
-@cache
-def _kernel(kind: str) -> Kernel:
-    return Kernel("octavo.kernels.cpu.gemm_bf16:linear", kind)

@@ -2,17 +2,15 @@
 
 import struct
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi as cpu_layout
-from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import abi, openmp, target
+from octavo.kernels.cpu.kernel import empty, is_recording, kernel
 
-_pack_call = struct.Struct(cpu_layout.QUANT_FORMAT).pack
+_pack_call = struct.Struct(abi.QUANT_FORMAT).pack
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _PANEL, _STEP, _PAIR = 16, 64, 32
 _PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second one has started
@@ -97,8 +95,8 @@ class Room:
         """Addresses of q [rows up to whole tiles, stride], of s and of the threads' scratch."""
         tall = -(-rows // 32) * 32
         size = tall * (stride + 4) + scratch
-        if cpu_jit.is_recording():  # a recording gives each call memory of its own
-            begin = cpu_jit.empty((size,), torch.uint8).data_ptr()
+        if is_recording():  # a recording gives each call memory of its own
+            begin = empty((size,), torch.uint8).data_ptr()
         else:
             if self._bytes.numel() < size:
                 self._bytes = torch.empty(size, dtype=torch.uint8)
@@ -124,8 +122,8 @@ class QuantizedWeight:
         self._weight, self._dtype, self._room = weight, dtype, room
         self._bias = None if bias is None else F.pad(bias.float(), more)
         bits = "int8" if weight.factors is None else "int4"
-        variant = f"{bits}-{_NAMES[dtype]}-{unit()}-{'gated' if gated else 'plain'}"
-        self._kernel = _kernel(variant)
+        variant = f"{bits}-{_NAMES[dtype]}-{target.int8_unit()}-{'gated' if gated else 'plain'}"
+        self._kernel = kernel("gemm_int8:product", variant)
         depth = -(-weight.in_size // _STEP) * _STEP
         stride = depth if depth // 64 % 2 else depth + 64  # rows on different sets of the cache
         self._sizes = stride, 4096 + (_PAIR * depth if bits == "int4" else 0)
@@ -157,7 +155,7 @@ class QuantizedWeight:
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, (stride, scratch) = x.shape[0], self._sizes
-        out, threads = cpu_jit.empty((rows, self._width), self._dtype), cpu_jit.threads()
+        out, threads = empty((rows, self._width), self._dtype), openmp.threads()
         q, s, spare = self._room.places(rows, stride, scratch * threads)
         arguments = _pack_call(
             0, 0, rows, 0, 0, x.data_ptr(), x.stride(0) * x.element_size(), self._weight.in_size,
@@ -165,16 +163,6 @@ class QuantizedWeight:
         )  # fmt: skip
         self._kernel.run(arguments, min(threads, self._threads))
         return out
-
-
-@cache
-def _kernel(variant: str) -> cpu_jit.Kernel:
-    return cpu_jit.Kernel("octavo.kernels.cpu.gemm_int8:product", variant)
-
-
-def unit() -> str:
-    """What multiplies: "tiles" (AMX for int8) or "vector"."""
-    return "tiles" if cpu_ops.has_tiles() and "amx-int8" in cpu_jit.cpu()[1] else "vector"
 
 
 def _interleaved(values: torch.Tensor) -> torch.Tensor:

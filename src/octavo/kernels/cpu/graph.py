@@ -9,36 +9,33 @@ of all calls, and run the list (`program`).
 import ctypes
 import struct
 from collections.abc import Mapping
-from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.kernels.cpu import abi as cpu_layout
-from octavo.kernels.cpu import kernel as cpu_jit
-from octavo.kernels.cpu.kernel import Kernel, Recording
+from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu.kernel import Kernel, Recording, kernel
 
-_pack = struct.Struct(cpu_layout.PROGRAM_FORMAT).pack
+_pack = struct.Struct(abi.PROGRAM_FORMAT).pack
 _ALIGN = 64
 # Byte offsets of the number of rows and of the rows taken at a time, by kernel.
 _ROWS = {
-    "rms_norm": (cpu_layout.ROWS, cpu_layout.CHUNK),
-    "rope_write": (cpu_layout.ROWS, cpu_layout.CHUNK),
-    "activation": (cpu_layout.ROWS, cpu_layout.CHUNK),
-    "linear": (cpu_layout.L_ROWS, 0),
-    "product": (cpu_layout.ROWS, 0),
+    "rms_norm": (abi.ROWS, abi.CHUNK),
+    "rope_write": (abi.ROWS, abi.CHUNK),
+    "activation": (abi.ROWS, abi.CHUNK),
+    "linear": (abi.L_ROWS, 0),
+    "product": (abi.ROWS, 0),
 }
-_STEP_AT = struct.calcsize(cpu_layout.CALL_FORMAT) // 8  # first word of attention's step
+_STEP_AT = struct.calcsize(abi.CALL_FORMAT) // 8  # first word of attention's step
 _FEW = 8  # rows that one thread takes before another has started
 
 Words = NDArray[np.int64]
 
 
-@cache
 def program() -> Kernel:
     """The kernel that calls the others."""
-    return Kernel("octavo.kernels.cpu.program:program")
+    return kernel("program:program")
 
 
 class Graph:
@@ -57,19 +54,19 @@ class Graph:
         slots: int,
     ) -> None:
         self._kernel = program()
-        self._threads = cpu_jit.threads()
+        self._threads = openmp.threads()
         self.rows = given.shape[0]
         buffers = [given, *recording.buffers]
         calls = [np.frombuffer(arguments, np.int64) for _, arguments in recording.calls]
         self._template = np.concatenate(calls)
         begins = np.cumsum([0, *map(len, calls)])
-        self._find_numbers([kernel for kernel, _ in recording.calls], begins)
+        self._find_numbers([called for called, _ in recording.calls], begins)
         self._positions = np.flatnonzero(self._template == positions)
         self._slots = np.flatnonzero(self._template == slots)
         self._place(buffers, begins, result)
         self._work = np.empty_like(self._template)
         addresses = self._work.ctypes.data + 8 * begins[:-1]
-        entries = [kernel.address for kernel, _ in recording.calls]
+        entries = [called.address for called, _ in recording.calls]
         self._kernels = np.stack([np.array(entries, np.int64), addresses], axis=1)
         libc = ctypes.CDLL(None)
         self._yield = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value or 0
@@ -100,8 +97,8 @@ class Graph:
         rows: list[int] = []
         chunks: list[int] = []
         steps: dict[bytes, list[Words]] = {}
-        for kernel, begin, end in zip(kernels, begins, begins[1:], strict=False):
-            name = kernel.where.partition(":")[2]
+        for one, begin, end in zip(kernels, begins, begins[1:], strict=False):
+            name = one.where.partition(":")[2]
             if name == "attention":
                 key = self._template[begin + _STEP_AT : end].tobytes()
                 steps.setdefault(key, []).append(np.arange(begin + _STEP_AT, end))

@@ -29,11 +29,11 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from octavo.kernels.cpu import sampling_call as slot
-from octavo.kernels.cpu.sampling_call import EMPTY, NOT_FINITE, OK
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.abi import EMPTY, NOT_FINITE, OK
 from octavo.kernels.cpu.simd import getd, geti, seti, take
 
-_PIECE = slot.PIECE
+_PIECE = abi.PIECE
 # A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.
 _FEW = 128
 
@@ -466,9 +466,9 @@ def _by_items(one: Any) -> Any:
 
     @jit
     def work(a):
-        size = geti(a + slot.VOCAB)
+        size = geti(a + abi.S_VOCAB)
         pieces, most = (size + _PIECE - 1) // _PIECE, size + 1
-        mine = geti(a + slot.SCRATCH) + take(a + slot.THREAD) * geti(a + slot.SCRATCH_SIZE)
+        mine = geti(a + abi.S_SCRATCH) + take(a + abi.S_THREAD) * geti(a + abi.S_SCRATCH_SIZE)
         lists = mine + 4 * pieces
         wide = lists + 12 * most
         room = (
@@ -477,10 +477,10 @@ def _by_items(one: Any) -> Any:
             _ints(lists + 4 * most, most),
             _floats(lists + 8 * most, most),
         )
-        count, items = geti(a + slot.COUNT), geti(a + slot.ITEMS)
+        count, items = geti(a + abi.S_COUNT), geti(a + abi.S_ITEMS)
         number = take(a)
         while number < count:
-            one(a, items + number * slot.ITEM_BYTES, number, room, wide)
+            one(a, items + number * abi.S_ITEM_BYTES, number, room, wide)
             number = take(a)
 
     def kernel(a: int) -> None:
@@ -492,8 +492,8 @@ def _by_items(one: Any) -> Any:
 @jit
 def _row_at(a, item):
     """The address of an item's logits."""
-    row = geti(item + slot.ROW) * geti(a + slot.VOCAB)
-    return geti(a + slot.LOGITS) + row * geti(a + slot.LOGIT_BYTES)
+    row = geti(item + abi.S_ROW) * geti(a + abi.S_VOCAB)
+    return geti(a + abi.S_LOGITS) + row * geti(a + abi.S_LOGIT_BYTES)
 
 
 @jit
@@ -546,8 +546,8 @@ def _bf16_argmax(row):
 
 @jit
 def _draw_item(a, item, number, room, wide):
-    size, itemsize = geti(a + slot.VOCAB), geti(a + slot.LOGIT_BYTES)
-    address, temperature = _row_at(a, item), getd(item + slot.TEMPERATURE)
+    size, itemsize = geti(a + abi.S_VOCAB), geti(a + abi.S_LOGIT_BYTES)
+    address, temperature = _row_at(a, item), getd(item + abi.S_TEMPERATURE)
     if itemsize == 2 and temperature == 0.0:
         status, token = _bf16_argmax(_shorts(address, size))
     else:
@@ -555,13 +555,13 @@ def _draw_item(a, item, number, room, wide):
             _floats(_widened(address, size, itemsize, wide), size),
             room,
             temperature,
-            geti(item + slot.TOP_K),
-            getd(item + slot.TOP_P),
-            getd(item + slot.MIN_P),
-            _state(geti(item + slot.SEED), geti(item + slot.INDEX), geti(item + slot.POSITION)),
+            geti(item + abi.S_TOP_K),
+            getd(item + abi.S_TOP_P),
+            getd(item + abi.S_MIN_P),
+            _state(geti(item + abi.S_SEED), geti(item + abi.S_INDEX), geti(item + abi.S_POSITION)),
         )
-    seti(item + slot.STATUS, status)
-    seti(item + slot.TOKEN, token)
+    seti(item + abi.S_STATUS, status)
+    seti(item + abi.S_TOKEN, token)
 
 
 def draw() -> Any:
@@ -600,18 +600,18 @@ def _logprobs(row, room, token, k, ids, values):
 
 @jit
 def _logprob_item(a, item, number, room, wide):
-    size, most = geti(a + slot.VOCAB), geti(a + slot.OUT_SIZE)
-    address = _widened(_row_at(a, item), size, geti(a + slot.LOGIT_BYTES), wide)
+    size, most = geti(a + abi.S_VOCAB), geti(a + abi.S_OUT_SIZE)
+    address = _widened(_row_at(a, item), size, geti(a + abi.S_LOGIT_BYTES), wide)
     status, rank = _logprobs(
         _floats(address, size),
         room,
-        geti(item + slot.TOKEN),
-        geti(item + slot.TOP_K),
-        _longs(geti(a + slot.OUT_IDS) + number * most * 8, most),
-        _doubles(geti(a + slot.OUT_VALUES) + number * most * 8, most),
+        geti(item + abi.S_TOKEN),
+        geti(item + abi.S_TOP_K),
+        _longs(geti(a + abi.S_OUT_IDS) + number * most * 8, most),
+        _doubles(geti(a + abi.S_OUT_VALUES) + number * most * 8, most),
     )
-    seti(item + slot.STATUS, status)
-    seti(item + slot.RANK, rank)
+    seti(item + abi.S_STATUS, status)
+    seti(item + abi.S_RANK, rank)
 
 
 def logprobs() -> Any:

@@ -4,32 +4,22 @@ Free of Numba. What is drawn and how ties are broken is said in `sampling`.
 """
 
 import struct
-from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.kernels.cpu import kernel as cpu_jit
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu.abi import EMPTY, NOT_FINITE, OK, PIECE
+from octavo.kernels.cpu.kernel import Kernel, kernel
 
-# The status of an item.
-OK = 0
-NOT_FINITE = 1  # a NaN or +inf among the logits
-EMPTY = 2  # every logit is -inf
+__all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "logprobs"]
 
-# Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
-PIECE = 64
 # Work of fewer logits is done by the calling thread: a greedy row of 49,152 takes 7 us, and to
 # wake others a few us; on a busy machine they may come milliseconds late.
 _SHARED_FROM = 2**17
 
-# Byte offsets of the arguments, 8 bytes each; the first two are the counters of `kernel`.
-(
-    COUNTER, THREAD, COUNT, ITEMS, LOGITS, VOCAB, SCRATCH, SCRATCH_SIZE, OUT_IDS, OUT_VALUES,
-    OUT_SIZE, LOGIT_BYTES,
-) = range(0, 12 * 8, 8)  # fmt: skip
-_pack = struct.Struct("<12q").pack
+_pack = struct.Struct(abi.SAMPLING_FORMAT).pack
 
 # One item: a row to draw from, and how. `token` and `status` are written; for log-probabilities
 # `token` is given, `top_k` is how many of the likeliest, and `rank` and `status` are written.
@@ -38,11 +28,6 @@ ITEM = np.dtype(
      ("seed", "u8"), ("index", "i8"), ("position", "i8"), ("token", "i8"), ("status", "i8"),
      ("rank", "i8")]
 )  # fmt: skip
-(
-    ROW, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, INDEX, POSITION, TOKEN, STATUS, RANK,
-) = range(0, 11 * 8, 8)  # fmt: skip
-ITEM_BYTES = ITEM.itemsize
-
 Items = NDArray[np.void]
 
 
@@ -69,12 +54,7 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
 
 def kernels() -> list[Kernel]:
     """All there are here; to load one takes seconds the first time on a machine."""
-    return [_kernel(name) for name in ("draw", "logprobs")]
-
-
-@cache
-def _kernel(name: str) -> Kernel:
-    return Kernel(f"octavo.kernels.cpu.sampling:{name}")
+    return [kernel(f"sampling:{name}") for name in ("draw", "logprobs")]
 
 
 def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
@@ -83,7 +63,7 @@ def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
     assert logits.is_contiguous(), "rows have gaps"
     assert items.flags.c_contiguous, "items have gaps"
     assert 0 <= items["row"].min() <= items["row"].max() < logits.shape[0], "no such row"
-    threads = min(cpu_jit.threads(), count) if count * vocab >= _SHARED_FROM else 1
+    threads = min(openmp.threads(), count) if count * vocab >= _SHARED_FROM else 1
     # tops [pieces], keys, ids, weights, a row [V + 1 each], 4 bytes all: touched as far as needed.
     size = (4 * (vocab // PIECE + 1 + 4 * (vocab + 1)) + 63) // 64 * 64
     scratch = torch.empty(size * threads, dtype=torch.uint8)
@@ -91,4 +71,4 @@ def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
         0, 0, count, items.ctypes.data, logits.data_ptr(), vocab, scratch.data_ptr(), size,
         *(out or (0, 0, 0)), logits.itemsize,
     )  # fmt: skip
-    _kernel(name).run(arguments, threads)
+    kernel(f"sampling:{name}").run(arguments, threads)

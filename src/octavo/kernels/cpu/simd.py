@@ -19,9 +19,9 @@ from numba.core.datamodel import models
 from numba.core.targetconfig import ConfigStack
 from numba.extending import intrinsic, register_model
 
-from octavo.kernels.cpu import kernel as cpu_jit
+from octavo.kernels.cpu import target
 
-FEATURES = cpu_jit.cpu()[1]
+FEATURES = target.cpu()[1]
 LANES = 16 if "avx512f" in FEATURES else 8
 HAS_DOT = LANES == 16 and "avx512bf16" in FEATURES
 

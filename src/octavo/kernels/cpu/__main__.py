@@ -1,0 +1,19 @@
+"""Compile kernels into the cache: what `Kernel.compile_ahead` starts beside a first start.
+
+python -m octavo.kernels.cpu MODULE:MAKER:VARIANT ...
+"""
+
+import sys
+
+from octavo.kernels.cpu.kernel import kernel
+
+
+def main(names: list[str]) -> int:
+    for name in names:
+        where, _, variant = name.rpartition(":")
+        kernel(where, variant).load()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

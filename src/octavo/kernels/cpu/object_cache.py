@@ -1,0 +1,148 @@
+"""Compiled kernels on disk: where they lie, under which key, and how they are loaded.
+
+The key names what is compiled and nothing else: the processor, the compilers, and the code of
+the module that holds the kernel with all that it imports from this package, without comments
+and docstrings. So a change in a caller compiles nothing anew. Free of Numba.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from octavo import log
+from octavo.kernels.cpu import target
+
+_logger = log.get_logger(__name__)
+_PACKAGE = "octavo.kernels.cpu"
+_DIGEST_BYTES = 32
+
+
+def object_file(module: str, name: str) -> Path:
+    """Where the object code of kernel `name` of `module` (of this package) is kept."""
+    return cache_folder() / f"{name}-{_keys()[module][:16]}.o"
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path:
+    """One folder per processor and compiler."""
+    name, features = target.cpu()
+    parts = (name, *sorted(features), version("numba"), version("llvmlite"))
+    digest = hashlib.sha256("".join(f"{part};" for part in parts).encode())
+    return log.cache_dir() / "kernels" / digest.hexdigest()[:16]
+
+
+def read(file: Path) -> bytes | None:
+    """What `store` wrote; None if it is absent or damaged."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return None
+    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+def store(file: Path, content: bytes) -> None:
+    """Keep `content` for the next start; a folder that cannot be written is only logged."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+            temporary.write(hashlib.sha256(content).digest() + content)
+        os.replace(temporary.name, file)
+    except OSError as error:
+        _logger.warning("compiled kernels are not kept for the next start: %s", error)
+
+
+def link(code: bytes, name: str) -> int:
+    """Load object code into this process; returns the address of function `name`."""
+    import llvmlite.binding as llvm
+
+    file = llvm.ObjectFileRef.from_data(code)
+    engine = _engine()
+    engine.add_object_file(file)
+    engine.finalize_object()
+    return int(engine.get_function_address(name))
+
+
+@lru_cache(maxsize=1)
+def _engine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@lru_cache(maxsize=1)
+def _keys() -> dict[str, str]:
+    """The key of each module of this package that can be compiled.
+
+    To find them takes 0.1 s, so they are kept beside the object code, under a hash of the
+    sources as they stand.
+    """
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    sources = {path.stem: path.read_bytes() for path in files}
+    digest = hashlib.sha256(sys.version.encode())
+    for name, source in sources.items():
+        digest.update(b"%s;%d;%s" % (name.encode(), len(source), source))
+    file = cache_folder() / f"keys-{digest.hexdigest()[:16]}"
+    if (kept := read(file)) is not None:
+        keys: dict[str, str] = json.loads(kept)
+        return keys
+    keys = module_keys(sources)
+    store(file, json.dumps(keys).encode())
+    return keys
+
+
+def module_keys(sources: Mapping[str, bytes]) -> dict[str, str]:
+    """Module -> a hash of its code and that of all it imports among `sources`, and `compile`."""
+    trees = {name: ast.parse(source) for name, source in sources.items()}
+    codes = {name: hashlib.sha256(_code(tree)).hexdigest() for name, tree in trees.items()}
+    direct = {name: set(_imports(tree)) & set(trees) for name, tree in trees.items()}
+    keys = {}
+    for name in trees:
+        wanted, found = {name, "compile"} & set(trees), set[str]()
+        while wanted:
+            found |= wanted
+            wanted = set().union(*(direct[n] for n in wanted)) - found
+        parts = "".join(f"{n}:{codes[n]};" for n in sorted(found))
+        keys[name] = hashlib.sha256(parts.encode()).hexdigest()
+    return keys
+
+
+def _code(tree: ast.Module) -> bytes:
+    """A module's syntax tree as text, without docstrings (comments and places are not in it)."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_text(body[0]):
+            del body[0]
+    return ast.dump(tree).encode()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """The modules of this package that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            if node.module == _PACKAGE:
+                yield from (alias.name for alias in node.names)
+            elif node.module.startswith(f"{_PACKAGE}."):
+                yield node.module.removeprefix(f"{_PACKAGE}.")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.removeprefix(f"{_PACKAGE}.")

@@ -1,0 +1,111 @@
+"""What a kernel's key depends on: what is compiled, and nothing else."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from octavo.kernels.cpu import object_cache, target
+
+SOURCES = Path(object_cache.__file__).parent
+KERNELS = ("attention", "fused", "gemm_bf16", "gemm_int8", "gguf", "program", "sampling")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package whose sources a test may change, with a cache of its own."""
+    folder = tmp_path / "cpu"
+    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(object_cache, "__file__", str(folder / "object_cache.py"))
+    monkeypatch.setattr(object_cache, "cache_folder", lambda: tmp_path / "kernels")
+    object_cache._keys.cache_clear()
+    yield folder
+    monkeypatch.undo()
+    object_cache._keys.cache_clear()
+
+
+def keys():
+    object_cache._keys.cache_clear()
+    return {name: object_cache._keys()[name] for name in KERNELS}
+
+
+def changed(before):
+    return {name for name, key in keys().items() if key != before[name]}
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "caller", ["fused_call", "gemm_int8_call", "graph", "kernel", "openmp", "object_cache"]
+)
+def test_a_change_in_a_caller_compiles_nothing_anew(package, caller):
+    before = keys()
+    file = package / f"{caller}.py"
+    file.write_text(file.read_text() + "\nCHANGED = 1\n")
+    assert changed(before) == set()
+
+
+def test_comments_and_docstrings_compile_nothing_anew(package):
+    before = keys()
+    file = package / "fused.py"
+    text = file.read_text()
+    docstring = text.index('"""', 3)
+    file.write_text(text[:docstring] + " More words." + text[docstring:] + "\n# a comment\n")
+    assert changed(before) == set()
+
+
+def test_a_kernel_s_code_is_its_own(package):
+    before = keys()
+    edit(package / "fused.py", "return _by_rows(row)", "return _by_rows(row) or None")
+    assert "fused" in changed(before)
+    assert "attention" not in changed(before)
+    assert "sampling" not in changed(before)
+
+
+@pytest.mark.parametrize(
+    ("module", "touched"),
+    [("simd", set(KERNELS)), ("compile", set(KERNELS)), ("target", set(KERNELS))],
+)
+def test_what_a_kernel_imports_is_part_of_its_key(package, module, touched):
+    before = keys()
+    file = package / f"{module}.py"
+    file.write_text(file.read_text() + "\nCHANGED = 1\n")
+    assert changed(before) == touched
+
+
+def test_object_code_is_kept_apart_by_processor(monkeypatch):
+    def folder():
+        object_cache.cache_folder.cache_clear()
+        return object_cache.cache_folder()
+
+    name, features = target.cpu()
+    folders = {folder()}
+    monkeypatch.setattr(target, "cpu", lambda: (name, features - {sorted(features)[0]}))
+    folders.add(folder())
+    monkeypatch.setattr(target, "cpu", lambda: (name + "2", features))
+    folders.add(folder())
+    monkeypatch.undo()
+    assert len(folders) == 3
+    assert folder() in folders
+
+
+def test_damaged_keys_are_found_anew(package):
+    before = keys()
+    [file] = (package.parent / "kernels").glob("keys-*")
+    file.write_bytes(b"x" * 50)
+    assert keys() == before
+
+
+def test_warm_keys_take_little_time(package):
+    keys()
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        keys()
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.005
