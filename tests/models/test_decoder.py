@@ -41,6 +41,109 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma2": ("gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 24, "head_dim": 16}),
+    "gemma2-untied": (
+        "gemma2",
+        {
+            "sliding_window": 19,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"num_hidden_layers": 7, "sliding_window": 5, "query_pre_attn_scalar": 10},
+    ),
+    "gemma3-linear": (
+        "gemma3_text",
+        {
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 11}),
+    "phi3-partial-tied": (
+        "phi3",
+        {
+            "head_dim": 16,
+            "hidden_size": 96,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {"head_dim": 8}),
+    "olmo2-bias-tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "olmo3-yarn": (
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "rope_theta": 5e5,
+                    "original_max_position_embeddings": 64,
+                    "attention_factor": 1.2,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite-biases": (
+        "granite",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "smollm3-windows": (
+        "smollm3",
+        {
+            "num_hidden_layers": 5,
+            "no_rope_layers": [1, 0, 1, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "mscale": 1.0,
+                "original_max_position_embeddings": 8,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "llama_4_scaling_beta": 0.4,
+            },
+            "sliding_window": 30,
+        },
+    ),
 }
 
 

@@ -9,9 +9,11 @@ from tests.models import toys
 
 import kit
 from octavo.errors import CheckpointError
+from octavo.layers.rope import RopeSpec
+from octavo.models.config import from_config, load_spec
 from octavo.models.files import resolve
 from octavo.models.registry import FAMILIES
-from octavo.models.spec import ModelSpec, from_config, load_spec
+from octavo.models.spec import ModelSpec
 from octavo.models.weights import open_checkpoint
 
 SIZES = {
@@ -31,17 +33,38 @@ def test_what_a_config_leaves_out_is_what_transformers_assumes(family: str) -> N
     """Only the sizes are given; everything else must equal the config class's own defaults."""
     found = spec(family)
     wanted = toys.CLASSES[family][0](**SIZES)
-    assert found.num_kv_heads == wanted.num_key_value_heads
-    assert found.head_dim == (getattr(wanted, "head_dim", None) or 2)
+    attention = found.layers[0].attention
+    assert attention.num_kv_heads == wanted.num_key_value_heads
+    assert attention.head_dim == (getattr(wanted, "head_dim", None) or 2)
     assert found.max_position == wanted.max_position_embeddings
-    assert found.rms_eps == wanted.rms_norm_eps
+    assert found.final_norm.eps == wanted.rms_norm_eps
     assert found.tie_embeddings == wanted.tie_word_embeddings
-    assert found.rope.theta == wanted.rope_parameters["rope_theta"]
     assert found.bos_token_id == wanted.bos_token_id
     eos = wanted.eos_token_id
     assert found.eos_token_ids == (() if eos is None else (eos,))
-    window = getattr(wanted, "sliding_window", None)
-    assert found.windows == (window,) * 4
+    assert found.embedding_scale == {
+        "gemma2": 8.0, "gemma3_text": 8.0,
+    }.get(family, 1.0)  # fmt: skip
+    assert found.logit_soft_cap == getattr(wanted, "final_logit_softcapping", None)
+    types = getattr(wanted, "layer_types", None) or ["sliding_attention"] * 4
+    for layer, kind in zip(found.layers, types, strict=True):
+        window = getattr(wanted, "sliding_window", None) if kind == "sliding_attention" else None
+        assert layer.attention.window == window
+        assert layer.attention.soft_cap == getattr(wanted, "attn_logit_softcapping", None)
+        rope = wanted.rope_parameters.get(kind, wanted.rope_parameters)
+        if layer.rope is not None:
+            assert (layer.rope.theta, layer.rope.kind) == (rope["rope_theta"], rope["rope_type"])
+    rotated = getattr(wanted, "no_rope_layers", [1] * 4)
+    assert [layer.rope is not None for layer in found.layers] == [bool(n) for n in rotated]
+
+
+def windows(spec: ModelSpec) -> tuple[int | None, ...]:
+    return tuple(layer.attention.window for layer in spec.layers)
+
+
+def rope(spec: ModelSpec) -> RopeSpec:
+    assert spec.layers[0].rope is not None
+    return spec.layers[0].rope
 
 
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
@@ -73,13 +96,14 @@ def test_every_family_is_known_by_both_its_names() -> None:
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
         ({"rope_scaling": [1]}, "rope_parameters"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'.*llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type is 'ntk'.*llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "short_factor is None"),
         ({"rope_scaling": {"type": "su"}}, "rope_type is 'su'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is None"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor is '4'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one set for all layers"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5, "head_dim": 8}, "partial_rotary_factor is 0.5.*must be 1"),
     ],
 )
 def test_mdl_07_values_that_are_not_understood(fields: dict[str, Any], said: str) -> None:
@@ -95,7 +119,7 @@ def test_mdl_11_layer_types_that_do_not_fit(types: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "fields", "windows"),
+    ("family", "fields", "wanted"),
     [
         ("llama", {"sliding_window": 8}, (None,) * 4),
         ("mistral", {"sliding_window": 8}, (8,) * 4),
@@ -109,9 +133,9 @@ def test_mdl_11_layer_types_that_do_not_fit(types: Any) -> None:
     ],
 )  # fmt: skip
 def test_mdl_11_windows_by_layer(
-    family: str, fields: dict[str, Any], windows: tuple[int | None, ...]
+    family: str, fields: dict[str, Any], wanted: tuple[int | None, ...]
 ) -> None:
-    assert spec(family, **fields).windows == windows
+    assert windows(spec(family, **fields)) == wanted
 
 
 def test_mdl_09_the_window_is_never_multiplied() -> None:
@@ -126,7 +150,7 @@ def test_mdl_09_the_window_is_never_multiplied() -> None:
 
 def test_mdl_09_yarn_without_a_factor_takes_the_ratio() -> None:
     yarn = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1024}
-    assert spec(max_position_embeddings=4096, rope_parameters=yarn).rope.factor == 4.0
+    assert rope(spec(max_position_embeddings=4096, rope_parameters=yarn)).factor == 4.0
 
 
 def test_every_end_of_text_id_counts() -> None:
@@ -169,8 +193,12 @@ class TestGguf:
 
     def test_what_the_metadata_say(self, tmp_path: Path) -> None:
         found = self.read(tmp_path, **{"attention.sliding_window": 33})
-        assert (found.architecture, found.num_layers, found.head_dim) == ("Qwen2ForCausalLM", 3, 8)
-        assert (found.vocab_size, found.windows) == (toys.VOCAB, (33,) * 3)
+        assert (found.architecture, found.num_layers, found.layers[0].attention.head_dim) == (
+            "Qwen2ForCausalLM",
+            3,
+            8,
+        )
+        assert (found.vocab_size, windows(found)) == (toys.VOCAB, (33,) * 3)
         assert (found.qkv_bias, found.output_bias, found.tie_embeddings) == (True, False, False)
 
     @pytest.mark.parametrize(
@@ -194,7 +222,7 @@ class TestGguf:
 
     def test_the_attention_factor_multiplies(self, tmp_path: Path) -> None:
         yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-        plain = self.read(tmp_path, **yarn).rope
-        more = self.read(tmp_path, **yarn, **{"rope.scaling.attn_factor": 2.0}).rope
+        plain = rope(self.read(tmp_path, **yarn))
+        more = rope(self.read(tmp_path, **yarn, **{"rope.scaling.attn_factor": 2.0}))
         assert plain.attention_factor is None
         assert more.attention_factor == pytest.approx(2 * 1.1386294)

@@ -28,7 +28,17 @@ CLASSES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
 }
+# The token ids of special tokens must lie in the vocabulary.
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def make(family: str, **changes: Any) -> Any:
@@ -38,18 +48,21 @@ def make(family: str, **changes: Any) -> Any:
         "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
         "max_position_embeddings": 512, "attn_implementation": "eager", "rms_norm_eps": 1e-5,
-        **changes,
+        **_IDS, **changes,
     })  # fmt: skip
     torch.manual_seed(7)
-    model = model_class(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.5)
-            elif "norm" in name:
-                parameter.normal_(1, 0.4)
-            else:
-                parameter.normal_(0, 1.3 / parameter.shape[-1] ** 0.5)
+    return randomize(model_class(config).eval())
+
+
+@torch.no_grad()
+def randomize(model: Any) -> Any:
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_(0, 0.5)
+        elif "norm" in name:  # Gemma adds 1 to what is stored
+            parameter.normal_("gemma" not in model.config.model_type, 0.4)
+        else:
+            parameter.normal_(0, 1.3 / parameter.shape[-1] ** 0.5)
     return model
 
 

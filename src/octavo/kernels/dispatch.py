@@ -18,7 +18,8 @@ class Ops:
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Pair]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
-    rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rope: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_and_mul: Callable[[torch.Tensor], torch.Tensor]
     reason: str
@@ -44,6 +45,7 @@ def _cpu(dtype: torch.dtype) -> Ops:
     return Ops(
         rms_norm=ops.rms_norm,
         head_norm=ops.head_norm,
+        add=ops.add,
         rope=ops.rope,
         silu_and_mul=ops.silu_and_mul,
         gelu_and_mul=ops.gelu_and_mul,
@@ -55,6 +57,7 @@ def _reference(reason: str) -> Ops:
     return Ops(
         rms_norm=reference.rms_norm,
         head_norm=reference.head_norm,
+        add=reference.add,
         rope=reference.rope,
         silu_and_mul=reference.silu_and_mul,
         gelu_and_mul=reference.gelu_and_mul,

@@ -30,13 +30,20 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     x.copy_(_normed(x, weight, eps))
 
 
+def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """residual + scale * x of [T, H], rounded once and stored in `residual`, which is returned."""
+    return residual.copy_(residual.float() + x.float() * scale)
+
+
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
 
 
-def rope(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> None:
-    """Rotary embedding, NeoX style, in place on q [T, heads, hd] and k [T, kv_heads, hd].
+def rope(
+    q: torch.Tensor, k: torch.Tensor | None, cos_sin: torch.Tensor, positions: torch.Tensor
+) -> None:
+    """Rotary embedding, NeoX style, in place on q [T, heads, hd] and, if given, k of the same form.
 
     cos_sin is float32 [max_position, rot_dim], the cosines in its first half, the sines in its
     second. Dimension i < rot_dim / 2 turns with i + rot_dim / 2; those from rot_dim on are left.
@@ -44,7 +51,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: tor
     rows = cos_sin[positions]
     cos, sin = (half.unsqueeze(1) for half in rows.chunk(2, dim=-1))
     half = cos.shape[-1]
-    for x in (q, k):
+    for x in (q,) if k is None else (q, k):
         wide = x[..., : 2 * half].float()
         first, second = wide[..., :half], wide[..., half:]
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -7,7 +7,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Product
-from octavo.layers.norm import HeadNorm
+from octavo.layers.norm import HeadNorm, RowNorm
 
 
 @runtime_checkable
@@ -30,13 +30,14 @@ class RopeWriter(Protocol):
 class Attention:
     """qkv: H -> (heads + 2 kv_heads) * head_dim, q first, then k, then v; output: back to H.
 
-    cos_sin: as `layers.rope.cos_sin_table` makes it. q_norm, k_norm: norms of each head before
-    the rotary (Qwen3), or None.
+    cos_sin: as `layers.rope.cos_sin_table` makes it; None: no rotary embedding. query_cos_sin:
+    that of the queries where it differs (temperature by position). q_norm, k_norm: norms
+    before the rotary embedding, or None.
     """
 
     __slots__ = (
-        "_attend", "_cos_sin", "_k_norm", "_output", "_q_norm", "_qkv", "_rope", "_rope_write",
-        "_shape", "_sizes", "_write", "spec",
+        "_attend", "_cos_sin", "_k_norm", "_output", "_q_norm", "_qkv", "_query_cos_sin", "_rope",
+        "_rope_write", "_shape", "_sizes", "_write", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -46,18 +47,22 @@ class Attention:
         spec: AttentionSpec,
         qkv: Product,
         output: Product,
-        cos_sin: torch.Tensor,
-        q_norm: HeadNorm | None = None,
-        k_norm: HeadNorm | None = None,
+        cos_sin: torch.Tensor | None,
+        q_norm: HeadNorm | RowNorm | None = None,
+        k_norm: HeadNorm | RowNorm | None = None,
+        query_cos_sin: torch.Tensor | None = None,
     ) -> None:
         self.spec = spec
         self._sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self._shape = (-1, sum(self._sizes), spec.head_dim)
-        self._qkv, self._output, self._cos_sin = qkv, output, cos_sin
+        self._qkv, self._output = qkv, output
+        self._cos_sin, self._query_cos_sin = cos_sin, query_cos_sin
         self._q_norm, self._k_norm = q_norm, k_norm
         self._rope = ops.rope
         self._write, self._attend = backend.write, backend.attend
-        self._rope_write = backend.rope_write if isinstance(backend, RopeWriter) else None
+        self._rope_write = None
+        if isinstance(backend, RopeWriter) and cos_sin is not None and query_cos_sin is None:
+            self._rope_write = backend.rope_write
 
     def forward(
         self, x: torch.Tensor, meta: AttentionMetadata, cache: torch.Tensor
@@ -67,9 +72,17 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             self._q_norm.forward(query)
             self._k_norm.forward(key)
-        if self._rope_write is not None:
+        if self._rope_write is not None and self._cos_sin is not None:
             self._rope_write(query, key, value, self._cos_sin, cache, meta)
         else:
-            self._rope(query, key, self._cos_sin, meta.positions)
+            self._rotate(query, key, meta.positions)
             self._write(key, value, cache, meta)
         return self._output(self._attend(query, cache, meta, self.spec))
+
+    def _rotate(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> None:
+        if self._query_cos_sin is not None:
+            self._rope(query, None, self._query_cos_sin, positions)
+            if self._cos_sin is not None:
+                self._rope(key, None, self._cos_sin, positions)
+        elif self._cos_sin is not None:
+            self._rope(query, key, self._cos_sin, positions)

@@ -1,9 +1,13 @@
-"""The gated MLP: down(silu(gate(x)) * up(x)), gate and up as one product."""
+"""The gated MLP: down(activation(gate(x)) * up(x)), gate and up as one product."""
+
+from typing import Literal
 
 import torch
 
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import GatedProduct, Product
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class GatedMLP:
@@ -11,9 +15,13 @@ class GatedMLP:
 
     __slots__ = ("_down", "_gate")
 
-    def __init__(self, ops: Ops, gate_up: Product, down: Product) -> None:
-        fused = gate_up.gated() if isinstance(gate_up, GatedProduct) else None
-        self._gate: Product = fused or (lambda x: ops.silu_and_mul(gate_up(x)))
+    def __init__(
+        self, ops: Ops, gate_up: Product, down: Product, activation: Activation = "silu"
+    ) -> None:
+        silu = activation == "silu"
+        activate = ops.silu_and_mul if silu else ops.gelu_and_mul
+        fused = gate_up.gated() if silu and isinstance(gate_up, GatedProduct) else None
+        self._gate: Product = fused or (lambda x: activate(gate_up(x)))
         self._down = down
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

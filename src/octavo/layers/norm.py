@@ -1,29 +1,79 @@
-"""RMS norms: one over the hidden size, fused with the residual sum; one over each head."""
+"""Norms: of a hidden row fused with the residual sum, of each head, of a whole projected row."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from octavo.kernels.dispatch import Ops
 
+# RMS norm, or LayerNorm, which also subtracts the mean.
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """How a norm is computed.
+
+    offset: added to the stored weight (Gemma: 1). Such a weight is kept in float32, where
+    1 + w does not lose the last bits of w.
+    """
+
+    eps: float
+    kind: NormKind = "rms"
+    offset: float = 0.0
+    bias: bool = False
+
 
 class RMSNorm:
-    """y = x / rms(x) * weight. `weight` [H]."""
+    """y = x / rms(x) * weight, x being the residual sum. `weight` [H].
 
-    __slots__ = ("_eps", "_op", "_weight")
+    scale: factor of what is added to the residual (Granite).
+    """
 
-    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float) -> None:
-        self._op = ops.rms_norm
-        self._weight = weight
-        self._eps = eps
+    __slots__ = ("_add", "_eps", "_op", "_scale", "_weight")
+
+    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float, scale: float = 1.0) -> None:
+        self._op, self._add = ops.rms_norm, ops.add
+        self._weight, self._eps, self._scale = weight, eps, scale
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H] -> (norm of x + residual, x + residual); residual is updated in place."""
+        if self._scale != 1.0 and residual is not None:
+            x, residual = self._add(x, residual, self._scale), None
         return self._op(x, self._weight, self._eps, residual)
 
 
+class LayerNorm:
+    """As RMSNorm, of LayerNorm: the mean is subtracted, and there may be a bias [H]."""
+
+    __slots__ = ("_add", "_bias", "_eps", "_scale", "_weight")
+
+    def __init__(
+        self,
+        ops: Ops,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        scale: float = 1.0,
+    ) -> None:
+        self._add = ops.add
+        self._weight, self._bias, self._eps, self._scale = weight, bias, eps, scale
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As RMSNorm.forward."""
+        if residual is not None:
+            x = self._add(x, residual, self._scale)
+        return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps), x
+
+
 class HeadNorm:
-    """Norm of each head of x [T, heads, head_dim], in place. `weight` [head_dim]."""
+    """RMS norm of each head of x [T, heads, head_dim], in place. `weight` [head_dim]."""
 
     __slots__ = ("_eps", "_op", "_weight")
 
@@ -34,3 +84,21 @@ class HeadNorm:
 
     def forward(self, x: torch.Tensor) -> None:
         self._op(x, self._weight, self._eps)
+
+
+class RowNorm:
+    """RMS norm of all heads of a token together, x [T, heads, head_dim], in place (OLMo 2).
+
+    weight: [heads * head_dim].
+    """
+
+    __slots__ = ("_eps", "_op", "_weight")
+
+    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float) -> None:
+        self._op = ops.rms_norm
+        self._weight = weight
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> None:
+        rows = x.flatten(1)
+        x.copy_(self._op(rows, self._weight, self._eps, None)[0].view(x.shape))

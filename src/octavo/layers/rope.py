@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
 
 
@@ -18,9 +18,11 @@ ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
 class RopeSpec:
     """Positions' frequencies. Lengths in tokens; a field that the kind does not use is ignored.
 
-    original_max_position: the length the model was first trained for (llama3, yarn, dynamic).
-    attention_factor: yarn's multiplier of cosine and sine; None: derived from factor and mscale.
+    original_max_position: the length the model was first trained for (all kinds but linear).
+    attention_factor: multiplier of cosine and sine (yarn, longrope); None: derived.
     freq_factors: divisors of each frequency, one per pair (GGUF's `rope_freqs` tensor).
+    short_factors, long_factors: the same for longrope, up to the original length and beyond it.
+    fraction: the part of head_dim that is rotated; the dimensions after it are left.
     """
 
     theta: float = 10000.0
@@ -36,16 +38,32 @@ class RopeSpec:
     mscale_all_dim: float | None = None
     truncate: bool = True
     freq_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    fraction: float = 1.0
+
+    def dims(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTemperature:
+    """Queries at position p are multiplied by 1 + beta ln(1 + floor(p / length)) (Ministral 3)."""
+
+    beta: float
+    length: int
 
 
 def cos_sin_table(spec: RopeSpec, head_dim: int, length: int) -> torch.Tensor:
-    """fp32 [length, head_dim]: the cosines of each pair's angle, then the sines.
+    """fp32 [length, rotated dimensions]: the cosines of each pair's angle, then the sines.
 
-    `length` is the longest sequence the engine admits. Dynamic scaling depends on a sequence's
-    length in the original; here every position uses the frequencies of `length`, so that a
-    row's result does not change as its sequence, or its neighbours', grow.
+    `length` is the longest sequence the engine admits. Dynamic scaling and longrope depend on a
+    sequence's length in the original; here every position uses the frequencies of `length`, so
+    that a row's result does not change as its sequence, or its neighbours', grow.
     """
-    frequency = _SCALING[spec.kind](spec, _plain(spec.theta, head_dim), head_dim, length)
+    dims = spec.dims(head_dim)
+    frequency = _SCALING[spec.kind](spec, _plain(spec.theta, dims), dims, length)
     if spec.freq_factors:
         frequency = frequency / torch.tensor(spec.freq_factors, dtype=torch.float32)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency
@@ -53,12 +71,32 @@ def cos_sin_table(spec: RopeSpec, head_dim: int, length: int) -> torch.Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=1).mul_(scale)
 
 
+def query_cos_sin_table(
+    spec: RopeSpec | None, temperature: QueryTemperature, head_dim: int, length: int
+) -> torch.Tensor:
+    """The table of queries that have a temperature: cosines and sines times its factor."""
+    if spec is None:
+        table = torch.cat(
+            (torch.ones(length, head_dim // 2), torch.zeros(length, head_dim // 2)), 1
+        )
+    elif spec.dims(head_dim) == head_dim:
+        table = cos_sin_table(spec, head_dim, length)
+    else:
+        raise ValueError("a query temperature needs all dimensions of a head to be rotated")
+    steps = torch.floor(torch.arange(length, dtype=torch.float32) / temperature.length)
+    return table.mul_(1 + temperature.beta * torch.log(1 + steps)[:, None])
+
+
 def attention_scale(spec: RopeSpec) -> float:
-    """What yarn multiplies cosine and sine by; 1 for the other kinds."""
-    if spec.kind != "yarn":
+    """What yarn and longrope multiply cosine and sine by; 1 for the other kinds."""
+    if spec.kind not in ("yarn", "longrope"):
         return 1.0
     if spec.attention_factor is not None:
         return spec.attention_factor
+    if spec.kind == "longrope":
+        if spec.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max_position))
     if spec.mscale and spec.mscale_all_dim:
         return _mscale(spec.factor, spec.mscale) / _mscale(spec.factor, spec.mscale_all_dim)
     return _mscale(spec.factor, 1.0)
@@ -122,10 +160,18 @@ def _yarn(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) -> to
     return stretched * (1 - kept) + plain * kept
 
 
+def _longrope(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) -> torch.Tensor:
+    """LongRoPE (arXiv 2402.13753): a divisor for each frequency, by the longest sequence."""
+    long = length > spec.original_max_position
+    factors = torch.tensor(spec.long_factors if long else spec.short_factors)
+    return 1.0 / (factors * spec.theta ** _exponents(head_dim))
+
+
 _SCALING = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

@@ -33,10 +33,12 @@ class GgufTensor:
     """The parameter that a GGUF tensor holds.
 
     heads: above 0, its rows are stored in the order of interleaved rotary pairs, head by head.
+    shift: added to the stored values (norm weights that are stored as 1 + w).
     """
 
     parameter: str
     heads: int = 0
+    shift: float = 0.0
 
 
 class Architecture(Protocol):

@@ -5,8 +5,8 @@ is not a product costs as much as a small one. What a layer needs is bound when 
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -16,41 +16,68 @@ from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import HeadNorm, RMSNorm
-from octavo.layers.rope import cos_sin_table
+from octavo.layers.norm import HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
+from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
 from octavo.models.architecture import GgufTensor, Parameters
-from octavo.models.spec import ModelSpec
+from octavo.models.registry import Placement
+from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.quant import base as quant
+
+Norm = RMSNorm | LayerNorm
 
 _FINAL_NORM = "model.norm.weight"
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_GGUF_INNER = {
-    "attn_norm": "input_layernorm",
+# The norms of a layer in the order of use, by GGUF name.
+_NORMS: Mapping[Placement, dict[str, str]] = {
+    "pre": {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+    "post": {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "sandwich": {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+}
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GGUF_APART = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
+_GGUF_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GGUF_OTHERS = {"attn_output": "self_attn.o_proj", "ffn_down": "mlp.down_proj"}
 # Derived values that old checkpoints carry; computed by `layers.rope`.
 _DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
-class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the sums live in `residual`."""
+class _Layer(Protocol):
+    """x and residual [T, H] -> the same of the next layer; their sum is the hidden state.
+
+    residual: None before the first layer, whose x is the hidden state; updated in place.
+    """
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        meta: AttentionMetadata,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class PreNormLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)): Llama."""
 
     __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm")
 
-    def __init__(
-        self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP
-    ) -> None:
-        self._input_norm, self._attention = input_norm.forward, attention.forward
-        self._post_norm, self._mlp = post_norm.forward, mlp.forward
+    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: GatedMLP) -> None:
+        self._input_norm, self._post_norm = (norm.forward for norm in norms)
+        self._attention, self._mlp = attention.forward, mlp.forward
 
     def forward(
         self,
@@ -59,9 +86,65 @@ class DecoderLayer:
         meta: AttentionMetadata,
         cache: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See _Layer."""
         x, residual = self._input_norm(x, residual)
         x, residual = self._post_norm(self._attention(x, meta, cache), residual)
         return self._mlp(x), residual
+
+
+class SandwichLayer:
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): Gemma 2 and 3."""
+
+    __slots__ = ("_attention", "_mlp", "_norms")
+
+    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: GatedMLP) -> None:
+        self._norms = tuple(norm.forward for norm in norms)
+        self._attention, self._mlp = attention.forward, mlp.forward
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        meta: AttentionMetadata,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See _Layer."""
+        before_attention, after_attention, before_mlp, after_mlp = self._norms
+        x, residual = before_attention(x, residual)
+        x = after_attention(self._attention(x, meta, cache), None)[0]
+        x, residual = before_mlp(x, residual)
+        return after_mlp(self._mlp(x), None)[0], residual
+
+
+class PostNormLayer:
+    """x + norm(attention(x)), then x + norm(mlp(x)): OLMo 2 and 3."""
+
+    __slots__ = ("_add", "_after_attention", "_after_mlp", "_attention", "_mlp", "_scale")
+
+    def __init__(
+        self,
+        norms: Sequence[Norm],
+        attention: Attention,
+        mlp: GatedMLP,
+        add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor],
+        scale: float,
+    ) -> None:
+        self._after_attention, self._after_mlp = (norm.forward for norm in norms)
+        self._attention, self._mlp = attention.forward, mlp.forward
+        self._add, self._scale = add, scale
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        meta: AttentionMetadata,
+        cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See _Layer."""
+        hidden = x if residual is None else self._add(x, residual, self._scale)
+        x = self._after_attention(self._attention(hidden, meta, cache), None)[0]
+        hidden = self._add(x, hidden, self._scale)
+        return self._after_mlp(self._mlp(hidden), None)[0], hidden
 
 
 class Decoder:
@@ -77,15 +160,13 @@ class Decoder:
     def parameter_shapes(cls, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """See Architecture.parameter_shapes."""
         hidden = spec.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
-            cls.EMBEDDING: (spec.vocab_size, hidden),
-            _FINAL_NORM: (hidden,),
-        }
+        shapes: dict[str, tuple[int, ...]] = {cls.EMBEDDING: (spec.vocab_size, hidden)}
+        shapes |= _norm_shapes(spec.final_norm, {_FINAL_NORM.removesuffix(".weight"): hidden})
         if not spec.tie_embeddings:
             shapes[cls.HEAD] = (spec.vocab_size, hidden)
-        for layer in range(spec.num_layers):
-            at = f"model.layers.{layer}."
-            shapes |= {at + name: shape for name, shape in _layer_shapes(spec).items()}
+        for number, layer in enumerate(spec.layers):
+            at = f"model.layers.{number}."
+            shapes |= {at + name: shape for name, shape in _layer_shapes(spec, layer).items()}
         return shapes
 
     @classmethod
@@ -104,30 +185,41 @@ class Decoder:
     @classmethod
     def describe_attention(cls, spec: ModelSpec) -> list[AttentionSpec]:
         """See Architecture.describe_attention."""
-        heads, scale = (spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.head_dim**-0.5
-        return [AttentionSpec(*heads, scale, window) for window in spec.windows]
+        return [layer.attention for layer in spec.layers]
 
     @classmethod
     def parameter_name(cls, spec: ModelSpec, stored: str) -> str | None:
         """See Architecture.parameter_name."""
-        return None if _DERIVED.fullmatch(stored) else stored
+        if _DERIVED.fullmatch(stored):
+            return None
+        if spec.wrapper is None:
+            return stored
+        if stored.startswith(spec.wrapper.ignored):
+            return None
+        for prefix, name in spec.wrapper.prefixes.items():
+            if stored.startswith(prefix):
+                return name + stored.removeprefix(prefix)
+        return stored
 
     @classmethod
     def gguf_tensors(cls, spec: ModelSpec) -> Mapping[str, GgufTensor]:
         """See Architecture.gguf_tensors."""
         table = {
             "token_embd.weight": GgufTensor(cls.EMBEDDING),
-            "output_norm.weight": GgufTensor(_FINAL_NORM),
+            "output_norm.weight": GgufTensor(_FINAL_NORM, shift=-spec.final_norm.offset),
             "output.weight": GgufTensor(cls.HEAD),
         }
-        permuted = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
-        heads = permuted if spec.family.gguf_permuted else {}
-        for layer in range(spec.num_layers):
-            for stored, name in _GGUF_INNER.items():
+        for number, layer in enumerate(spec.layers):
+            at, name = f"blk.{number}.", f"model.layers.{number}."
+            products = _GGUF_OTHERS | (_GGUF_FUSED if spec.family.fused else _GGUF_APART)
+            heads = {"attn_q": layer.attention.num_heads, "attn_k": layer.attention.num_kv_heads}
+            for stored, part in products.items():
+                order = heads.get(stored, 0) if spec.family.gguf_permuted else 0
                 for kind in ("weight", "bias"):
-                    table[f"blk.{layer}.{stored}.{kind}"] = GgufTensor(
-                        f"model.layers.{layer}.{name}.{kind}", heads.get(stored, 0)
-                    )
+                    table[f"{at}{stored}.{kind}"] = GgufTensor(f"{name}{part}.{kind}", order)
+            for stored, part in (_NORMS[layer.placement] | _QK_NORMS).items():
+                for kind, shift in (("weight", -layer.norm.offset), ("bias", 0.0)):
+                    table[f"{at}{stored}.{kind}"] = GgufTensor(f"{name}{part}.{kind}", shift=shift)
         return table
 
     def __init__(
@@ -152,11 +244,13 @@ class Decoder:
         self._ops, self._products, self._parameters = ops, products, parameters
         self._recipe = recipe
         embed = parameters.take(self.EMBEDDING)
-        self.embed = Embedding(embed).forward
-        self._cos_sin = cos_sin_table(spec.rope, spec.head_dim, window).to(embed.device)
+        self.embed = Embedding(embed, spec.embedding_scale).forward
+        self._tables: dict[tuple[RopeSpec | None, QueryTemperature | None], torch.Tensor] = {}
+        self._window, self._device = window, embed.device
         self.attention_specs = self.describe_attention(spec)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
-        self._norm = self._rms_norm(_FINAL_NORM).forward
+        last = spec.layers[-1].residual_scale
+        self._norm = self._make_norm(_FINAL_NORM, spec.final_norm, last).forward
         method = recipe.method(quant.HEAD)
         head = embed if spec.tie_embeddings else parameters.matrix(method, self.HEAD)
         self._head = products.make(head, None, head_rows, method)
@@ -179,45 +273,85 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, vocabulary], in the model's dtype."""
-        return self._head(hidden)
+        logits, cap = self._head(hidden), self.spec.logit_soft_cap
+        if self.spec.logit_divisor != 1.0:
+            logits = logits.div_(self.spec.logit_divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def explain(self) -> dict[str, str]:
         """For each op, what serves it and why."""
         return {"linear": self._products.explain(), **self._ops.explain()}
 
-    def _rms_norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._ops, self._parameters.take(name), self.spec.rms_eps)
+    def _make_norm(self, name: str, spec: NormSpec, scale: float = 1.0) -> Norm:
+        """scale: of what the norm adds to the residual."""
+        weight = self._norm_weight(name, spec)
+        if spec.kind == "rms":
+            return RMSNorm(self._ops, weight, spec.eps, scale)
+        take = self._parameters.take
+        bias = take(name.removesuffix("weight") + "bias") if spec.bias else None
+        return LayerNorm(self._ops, weight, bias, spec.eps, scale)
 
-    def _layer(self, number: int) -> DecoderLayer:
-        spec, at, take = self.spec, f"model.layers.{number}.", self._parameters.take
-        norms: list[HeadNorm | None] = [None, None]
-        if spec.qk_norm:
-            names = (f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight")
-            norms = [HeadNorm(self._ops, take(name), spec.rms_eps) for name in names]
-        attention = Attention(
-            self._ops,
-            self.backend,
-            self.attention_specs[number],
-            self._product(at + "self_attn.", "qkv_proj", spec.qkv_bias),
-            self._product(at + "self_attn.", "o_proj", spec.output_bias),
-            self._cos_sin,
-            *norms,
-        )
+    def _norm_weight(self, name: str, spec: NormSpec) -> torch.Tensor:
+        if not spec.offset:
+            return self._parameters.take(name)
+        return self._parameters.take(name, dtype=torch.float32).add_(spec.offset)
+
+    def _layer(self, number: int) -> _Layer:
+        layer, at = self.spec.layers[number], f"model.layers.{number}."
+        norms = [
+            self._make_norm(f"{at}{name}.weight", layer.norm, layer.residual_scale)
+            for name in _NORMS[layer.placement].values()
+        ]
+        attention = self._attention(layer, f"{at}self_attn.")
         mlp = GatedMLP(
             self._ops,
-            self._product(at + "mlp.", "gate_up_proj", spec.mlp_bias),
-            self._product(at + "mlp.", "down_proj", spec.mlp_bias),
+            self._product(at + "mlp.", "gate_up_proj", self.spec.mlp_bias),
+            self._product(at + "mlp.", "down_proj", self.spec.mlp_bias),
+            layer.activation,
         )
-        return DecoderLayer(
-            self._rms_norm(at + "input_layernorm.weight"),
-            attention,
-            self._rms_norm(at + "post_attention_layernorm.weight"),
-            mlp,
+        if layer.placement == "post":
+            return PostNormLayer(norms, attention, mlp, self._ops.add, layer.residual_scale)
+        if layer.placement == "sandwich":
+            return SandwichLayer(norms, attention, mlp)
+        return PreNormLayer(norms, attention, mlp)
+
+    def _attention(self, layer: LayerSpec, at: str) -> Attention:
+        norms: list[HeadNorm | RowNorm | None] = [None, None]
+        if layer.qk_norm != "none":
+            kind = HeadNorm if layer.qk_norm == "head" else RowNorm
+            norms = [
+                kind(self._ops, self._norm_weight(f"{at}{name}.weight", layer.norm), layer.norm.eps)
+                for name in ("q_norm", "k_norm")
+            ]
+        temperature = layer.query_temperature
+        return Attention(
+            self._ops,
+            self.backend,
+            layer.attention,
+            self._product(at, "qkv_proj", self.spec.qkv_bias),
+            self._product(at, "o_proj", self.spec.output_bias),
+            None if layer.rope is None else self._table(layer, None),
+            norms[0],
+            norms[1],
+            None if temperature is None else self._table(layer, temperature),
         )
+
+    def _table(self, layer: LayerSpec, temperature: QueryTemperature | None) -> torch.Tensor:
+        """The rotary table of a layer, shared by all layers whose rotary embedding is the same."""
+        rope, key = layer.rope, (layer.rope, temperature)
+        if key not in self._tables:
+            size = layer.attention.head_dim
+            if temperature is not None:
+                table = query_cos_sin_table(rope, temperature, size, self._window)
+            else:
+                assert rope is not None
+                table = cos_sin_table(rope, size, self._window)
+            self._tables[key] = table.to(self._device)
+        return self._tables[key]
 
     def _product(self, at: str, name: str, has_bias: bool) -> Product:
         """The product `name` of a part of a layer; the weights that it joins are stacked."""
-        names = _JOINED.get(name, (name,))
+        names = (name,) if self.spec.family.fused else _JOINED.get(name, (name,))
         method = self._recipe.method(f"{at}{name}".removeprefix("model."))
         weight = self._parameters.matrix(method, *(f"{at}{part}.weight" for part in names))
         bias = None
@@ -226,25 +360,38 @@ class Decoder:
         return self._products.make(weight, bias, method=method)
 
 
-def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
     """The parameters of one layer, without its prefix."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    products = (
+    hidden, inner, attention = spec.hidden_size, spec.intermediate_size, layer.attention
+    queries = attention.num_heads * attention.head_dim
+    keys = attention.num_kv_heads * attention.head_dim
+    apart = (
         ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
         ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
         ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.o_proj", hidden, queries, spec.output_bias),
         ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
         ("mlp.up_proj", inner, hidden, spec.mlp_bias),
+    )
+    fused = (
+        ("self_attn.qkv_proj", queries + 2 * keys, hidden, spec.qkv_bias),
+        ("mlp.gate_up_proj", 2 * inner, hidden, spec.mlp_bias),
+    )
+    others = (
+        ("self_attn.o_proj", hidden, queries, spec.output_bias),
         ("mlp.down_proj", hidden, inner, spec.mlp_bias),
     )
-    norms = [("input_layernorm", hidden), ("post_attention_layernorm", hidden)]
-    if spec.qk_norm:
-        norms += [("self_attn.q_norm", spec.head_dim), ("self_attn.k_norm", spec.head_dim)]
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in norms}
-    for name, rows, columns, has_bias in products:
+    shapes = _norm_shapes(layer.norm, dict.fromkeys(_NORMS[layer.placement].values(), hidden))
+    if layer.qk_norm != "none":
+        head, row = layer.qk_norm == "head", (queries, keys)
+        for name, size in zip(_QK_NORMS.values(), row, strict=True):
+            shapes[f"{name}.weight"] = (attention.head_dim if head else size,)
+    for name, rows, columns, has_bias in (*(fused if spec.family.fused else apart), *others):
         shapes[f"{name}.weight"] = (rows, columns)
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
     return shapes
+
+
+def _norm_shapes(norm: NormSpec, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    kinds = ("weight", "bias") if norm.bias else ("weight",)
+    return {f"{name}.{kind}": (size,) for name, size in sizes.items() for kind in kinds}

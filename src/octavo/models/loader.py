@@ -19,9 +19,11 @@ from octavo.layers.linear import Products
 from octavo.log import get_logger
 from octavo.models import registry
 from octavo.models.architecture import Architecture, GgufTensor
+from octavo.models.config import load_spec
 from octavo.models.decoder import Decoder
 from octavo.models.files import ModelFiles, resolve
-from octavo.models.spec import ModelSpec, load_spec
+from octavo.models.gguf_config import METADATA_TENSORS
+from octavo.models.spec import ModelSpec
 from octavo.models.weights import Checkpoint, StoredTensor, name_list, open_checkpoint
 from octavo.quant.base import INT4, Codes, Recipe, recipe
 from octavo.quant.stored import check_agrees
@@ -29,8 +31,6 @@ from octavo.quant.stored import check_agrees
 logger = get_logger(__name__)
 
 _WHOLE = (".qweight", ".qzeros", ".g_idx")  # stored tensors of integers
-# Read by `models.spec`, not a parameter.
-_GGUF_METADATA = frozenset(("rope_freqs.weight",))
 
 
 def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder:
@@ -110,11 +110,11 @@ def _window(config: EngineConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parameter's stored tensor. `heads`: above 0, its rows are undone from GGUF's order of
-    interleaved rotary pairs, head by head."""
+    """A parameter's stored tensor; heads, shift: as in `GgufTensor`."""
 
     tensor: StoredTensor
     heads: int = 0
+    shift: float = 0.0
 
 
 def _renamed(
@@ -128,10 +128,10 @@ def _renamed(
     table = architecture.gguf_tensors(spec)
     found: dict[str, Source] = {}
     for name, tensor in kept.items():
-        if name in _GGUF_METADATA:
+        if name in METADATA_TENSORS:
             continue
         known = table.get(name, GgufTensor(name))
-        found[known.parameter] = Source(tensor, known.heads)
+        found[known.parameter] = Source(tensor, known.heads, known.shift)
     return found
 
 
@@ -232,6 +232,8 @@ class Weights:
             out.copy_(_plain_order(stored, source.heads))
         else:
             source.tensor.read_into(out)
+        if source.shift:
+            out.add_(source.shift)
         self._read(source)
 
     def _read(self, source: Source) -> None:

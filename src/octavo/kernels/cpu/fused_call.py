@@ -76,11 +76,19 @@ class CpuOps:
         kernel("fused:activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
         return out
 
+    def add(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """See `reference.add`."""
+        return reference.add(x, residual, scale)
+
     def rope(
-        self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
     ) -> None:
         """See `reference.rope`."""
-        if not (self._fits(q) and self._fits(k)):
+        if not (self._fits(q) and (k is None or self._fits(k))):
             reference.rope(q, k, cos_sin, positions)
             return
         rope_write(q, k, k, cos_sin, positions)

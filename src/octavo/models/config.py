@@ -1,0 +1,313 @@
+"""The description of an opened model, and the only reader of Hugging Face configs.
+
+Defaults and precedence follow transformers, whose configs leave out what equals the default of
+the family's class. A value that is not understood is an error: it never falls back silently.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from octavo.attention.base import AttentionSpec
+from octavo.errors import CheckpointError
+from octavo.layers.mlp import Activation
+from octavo.layers.norm import NormSpec
+from octavo.layers.rope import ROPE_KINDS, QueryTemperature, RopeKind, RopeSpec
+from octavo.models import gguf_config
+from octavo.models.fields import Fields
+from octavo.models.files import CONFIG, read_json
+from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
+from octavo.models.spec import LayerSpec, ModelSpec
+from octavo.models.weights import Checkpoint
+from octavo.quant.stored import stored_format
+
+GENERATION = "generation_config.json"
+
+# What generation_config.json may recommend: how to sample, not how long an answer is.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    "use_sliding_window": False, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+# What a wrapper's own config says for its text part, unless `text_config` says it, too.
+_OF_WRAPPER = (
+    "eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config",
+    "tie_word_embeddings",
+)  # fmt: skip
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def load_spec(checkpoint: Checkpoint) -> ModelSpec:
+    """The description of an opened model. Raises CheckpointError, naming file and field.
+
+    In a GGUF a tensor's presence says whether embeddings are tied and biases exist.
+    """
+    files = checkpoint.files
+    if files.is_gguf:
+        return gguf_config.read(str(files.root), checkpoint.metadata, checkpoint.tensors)
+    generation = files.root / GENERATION
+    return from_config(
+        read_json(files.root / CONFIG),
+        read_json(generation) if generation.is_file() else {},
+        str(files.root / CONFIG),
+    )
+
+
+def from_config(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = CONFIG
+) -> ModelSpec:
+    """The spec of a Hugging Face config (and generation config). Raises CheckpointError."""
+    wrapper = wrapper_of(_architecture(config, source))
+    if wrapper is not None:
+        config = _text_part(config, wrapper, source)
+    family = by_architecture(_architecture(config, source))
+    fields = Fields(source, config, {**_DEFAULTS, **family.defaults})
+    if fields.get("use_bidirectional_attention"):
+        raise fields.wrong("use_bidirectional_attention", True, "false: attention is causal")
+    max_position = fields.integer("max_position_embeddings")
+    norm = NormSpec(fields.number("rms_norm_eps"), offset=family.norm_offset)
+    hidden = fields.integer("hidden_size")
+    extra = Fields(GENERATION, generation or {})
+    quantized = fields.get("quantization_config")
+    granite = family.multipliers
+    return ModelSpec(
+        family=family,
+        wrapper=wrapper,
+        architecture=family.architecture if wrapper is None else wrapper.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        max_position=max_position,
+        layers=_layers(family, fields, norm, max_position),
+        final_norm=norm,
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=_bias(family.qkv_bias, fields.flag("attention_bias")),
+        output_bias=_bias(family.output_bias, fields.flag("attention_bias")),
+        mlp_bias=_bias(family.mlp_bias, fields.flag("mlp_bias")),
+        embedding_scale=(
+            fields.number("embedding_multiplier", 1.0)
+            if granite
+            else hidden**0.5
+            if family.sqrt_embedding
+            else 1.0
+        ),
+        logit_divisor=fields.number("logits_scaling", 1.0) if granite else 1.0,
+        logit_soft_cap=_soft_cap(family, fields, "final_logit_softcapping"),
+        eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id") + extra.ids("eos_token_id"))),
+        bos_token_id=fields.optional("bos_token_id", 0),
+        checkpoint_dtype=fields.get("dtype") or fields.get("torch_dtype"),
+        generation_defaults=_generation_defaults(extra),
+        stored=None if quantized is None else stored_format(quantized, source),
+    )
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        return str(named[0])
+    if isinstance(config.get("model_type"), str):
+        return str(config["model_type"])
+    raise CheckpointError(f"{source} names no 'architectures' and no 'model_type'")
+
+
+def _text_part(config: Mapping[str, Any], wrapper: Wrapper, source: str) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError(
+            f"{source}: text_config is {text!r}; a {wrapper.architecture} needs an object there"
+        )
+    outer = {name: config[name] for name in _OF_WRAPPER if name in config}
+    return {**outer, **text}
+
+
+def _bias(rule: BiasRule, configured: bool) -> bool:
+    return rule == "always" or (rule == "config" and configured)
+
+
+def _soft_cap(family: Family, fields: Fields, name: str) -> float | None:
+    return fields.maybe_number(name) if family.soft_caps else None
+
+
+def _layers(
+    family: Family, fields: Fields, norm: NormSpec, max_position: int
+) -> tuple[LayerSpec, ...]:
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    kv_heads = fields.optional("num_key_value_heads") or heads
+    head_dim = fields.optional("head_dim") or hidden // heads
+    if heads % kv_heads:
+        raise fields.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
+    if head_dim % 2:
+        raise fields.wrong("head_dim", head_dim, "even")
+    scale = head_dim**-0.5
+    if family.scale == "query_pre_attn_scalar":
+        scale = fields.number("query_pre_attn_scalar") ** -0.5
+    elif family.scale == "attention_multiplier":
+        scale = fields.number("attention_multiplier")
+    soft_cap = _soft_cap(family, fields, "attn_logit_softcapping")
+    count = fields.integer("num_hidden_layers")
+    rotated = _rotated(family, fields, count)
+    windows = _windows(family, fields, rotated)
+    rope = _Ropes(family, fields, max_position, head_dim)
+    activation = fields.choice(family.activation, ACTIVATIONS)
+    return tuple(
+        LayerSpec(
+            AttentionSpec(heads, kv_heads, head_dim, scale, window, soft_cap),
+            rope.of(window) if has_rope else None,
+            norm,
+            placement=family.placement,
+            qk_norm=family.qk_norm,
+            activation=activation,
+            query_temperature=rope.temperature,
+            residual_scale=fields.number("residual_multiplier", 1.0) if family.multipliers else 1.0,
+        )
+        for window, has_rope in zip(windows, rotated, strict=True)
+    )
+
+
+def _rotated(family: Family, fields: Fields, count: int) -> list[bool]:
+    """Per layer, whether it has rotary embedding."""
+    if family.rope != "interval":
+        return [True] * count
+    given = fields.get("no_rope_layers")
+    if given is None:
+        interval = fields.integer("no_rope_layer_interval")
+        return [(layer + 1) % interval != 0 for layer in range(count)]
+    # transformers accepts a longer list.
+    if not isinstance(given, list) or len(given) < count or not set(given) <= {0, 1}:
+        raise fields.wrong("no_rope_layers", given, f"at least {count} of 0 (no rotary) and 1")
+    return [bool(value) for value in given[:count]]
+
+
+def _windows(family: Family, fields: Fields, rotated: list[bool]) -> list[int | None]:
+    """Per layer, its window. `layer_types` goes before any rule."""
+    count, rule = len(rotated), family.window
+    if rule == "none":
+        return [None] * count
+    window = fields.optional("sliding_window")
+    if rule == "all":
+        return [window] * count
+    if rule != "period" and not fields.flag("use_sliding_window"):
+        window = None
+    types = fields.get("layer_types")
+    if types is None:
+        has_window = _window_rule(family, fields, rotated)
+        return [window if has_window(layer) else None for layer in range(count)]
+    known = {_FULL: None, _SLIDING: window}
+    if not isinstance(types, list) or len(types) != count or not set(types) <= set(known):
+        raise fields.wrong("layer_types", types, f"{count} of {sorted(known)}")
+    return [known[kind] for kind in types]
+
+
+def _window_rule(family: Family, fields: Fields, rotated: list[bool]) -> Callable[[int], bool]:
+    """Which layers have a window where the config does not list them."""
+    if family.window == "period":
+        period = fields.optional("sliding_window_pattern") or family.window_period
+        return lambda layer: (layer + 1) % period != 0
+    if family.window == "no rope":
+        return lambda layer: not rotated[layer]
+    full = fields.integer("max_window_layers", 0)
+    return lambda layer: layer >= full
+
+
+class _Ropes:
+    """The rotary embeddings of a config: `rope_scaling` of older ones and `rope_parameters` of
+    transformers 5 alike, one for all layers or one for layers with a window."""
+
+    def __init__(self, family: Family, fields: Fields, max_position: int, head_dim: int) -> None:
+        self._fields, self._family = fields, family
+        self._max_position, self._head_dim = max_position, head_dim
+        given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+        if not isinstance(given, Mapping):
+            raise fields.wrong("rope_parameters", given, "an object")
+        nested = {name for name, value in given.items() if isinstance(value, Mapping)}
+        if nested and (family.rope != "by window" or not nested <= {_FULL, _SLIDING}):
+            raise fields.wrong("rope_parameters", sorted(nested), "one set for all layers")
+        theta = fields.get("rope_theta")
+        full = {"rope_theta": theta, **(given.get(_FULL) or {} if nested else given)}
+        self._full, self.temperature = self._read(full)
+        self._sliding = self._full
+        if family.rope == "by window":
+            local = fields.get("rope_local_base_freq") or theta
+            sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
+            self._sliding, _ = self._read(sliding)
+
+    def of(self, window: int | None) -> RopeSpec:
+        return self._full if window is None else self._sliding
+
+    def _read(self, values: Mapping[str, Any]) -> tuple[RopeSpec, QueryTemperature | None]:
+        fields = self._fields
+        rope = Fields(f"{fields.source}: rope", values)
+        kinds = {kind: kind for kind in ROPE_KINDS}
+        if self._family.longrope:
+            kinds |= {"su": "longrope", "yarn": "longrope"}
+        named = values.get("rope_type", values.get("type")) or "default"
+        if named not in kinds:
+            raise rope.wrong("rope_type", named, f"one of {', '.join(kinds)}")
+        kind = cast(RopeKind, kinds[named])
+        theta = rope.number("rope_theta", 10000.0)
+        fraction = self._fraction(rope)
+        if kind == "default":
+            return RopeSpec(theta, fraction=fraction), None
+        spec = self._scaled(kind, rope, theta, fraction)
+        beta = rope.maybe_number("llama_4_scaling_beta") if self._family.temperature else None
+        length = spec.original_max_position
+        return spec, None if beta is None else QueryTemperature(beta, length)
+
+    def _fraction(self, rope: Fields) -> float:
+        """The part of a head that is rotated: a whole, even number of dimensions."""
+        name = "partial_rotary_factor"
+        value = rope.number(name, self._fields.number(name, 1.0))
+        if value != 1 and not self._family.partial_rotary:
+            raise rope.wrong(name, value, "1")
+        if value > 1 or int(self._head_dim * value) % 2:
+            right = f"at most 1, for an even part of the head size, {self._head_dim}"
+            raise rope.wrong(name, value, right)
+        return value
+
+    def _scaled(self, kind: RopeKind, rope: Fields, theta: float, fraction: float) -> RopeSpec:
+        fields, original = self._fields, self._max_position
+        if kind in ("llama3", "yarn", "longrope"):  # the config's own field before the block's
+            original = (
+                fields.optional("original_max_position_embeddings")
+                or rope.optional("original_max_position_embeddings")
+                or self._max_position
+            )
+        if kind in ("yarn", "longrope") and rope.get("factor") is None:
+            factor = self._max_position / original
+        else:
+            factor = rope.number("factor")
+        llama3, longrope = kind == "llama3", kind == "longrope"
+        pairs = int(self._head_dim * fraction) // 2
+        return RopeSpec(
+            theta,
+            kind,
+            factor,
+            original,
+            low_freq_factor=rope.number("low_freq_factor") if llama3 else 1.0,
+            high_freq_factor=rope.number("high_freq_factor") if llama3 else 4.0,
+            beta_fast=rope.number("beta_fast", 32.0),
+            beta_slow=rope.number("beta_slow", 1.0),
+            attention_factor=rope.maybe_number("attention_factor"),
+            mscale=rope.maybe_number("mscale"),
+            mscale_all_dim=rope.maybe_number("mscale_all_dim"),
+            truncate=rope.flag("truncate", True),
+            short_factors=rope.numbers("short_factor", pairs) if longrope else (),
+            long_factors=rope.numbers("long_factor", pairs) if longrope else (),
+            fraction=fraction,
+        )
+
+
+def _generation_defaults(fields: Fields) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in _SAMPLING:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise fields.wrong(name, value, "a number")
+        found[name] = value
+    return found

@@ -1,0 +1,215 @@
+"""The description of a model in a GGUF file: metadata, and which tensors are there.
+
+What llama.cpp's converters leave out is implied by the architecture, as llama.cpp implies it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from octavo.attention.base import AttentionSpec
+from octavo.errors import CheckpointError
+from octavo.layers.norm import NormSpec
+from octavo.layers.rope import QueryTemperature, RopeKind, RopeSpec, attention_scale
+from octavo.models.fields import Fields
+from octavo.models.registry import Family, by_gguf_name
+from octavo.models.spec import LayerSpec, ModelSpec
+from octavo.models.weights import StoredTensor
+
+# Tensors that belong to the description, not parameters.
+METADATA_TENSORS = (
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+)  # fmt: skip
+
+
+def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> ModelSpec:
+    """The spec in a GGUF file's metadata; its keys begin with the architecture's name."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path} names no general.architecture")
+    family = by_gguf_name(name, f"{name}.attention.sliding_window" in metadata)
+    own = {k.removeprefix(f"{name}."): v for k, v in metadata.items() if k.startswith(f"{name}.")}
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    fields = Fields(path, own, {"vocab_size": len(tokens)})
+    hidden, max_position = fields.integer("embedding_length"), fields.integer("context_length")
+    norm = NormSpec(fields.number("attention.layer_norm_rms_epsilon"), offset=family.norm_offset)
+    general = Fields(path, metadata)
+    granite = family.multipliers
+    qkv = "attn_qkv" if family.fused else "attn_q"
+    return ModelSpec(
+        family=family,
+        architecture=family.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("feed_forward_length"),
+        max_position=max_position,
+        layers=_layers(family, fields, tensors, norm),
+        final_norm=norm,
+        tie_embeddings="output.weight" not in tensors,
+        qkv_bias=f"blk.0.{qkv}.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        embedding_scale=(
+            fields.number("embedding_scale", 1.0)
+            if granite
+            else hidden**0.5
+            if family.sqrt_embedding
+            else 1.0
+        ),
+        logit_divisor=fields.number("logit_scale", 1.0) if granite else 1.0,
+        logit_soft_cap=(
+            fields.maybe_number("final_logit_softcapping") if family.soft_caps else None
+        ),
+        eos_token_ids=tuple(
+            dict.fromkeys(
+                general.ids("tokenizer.ggml.eos_token_id")
+                + general.ids("tokenizer.ggml.eot_token_id")
+            )
+        ),
+        bos_token_id=general.optional("tokenizer.ggml.bos_token_id", 0),
+    )
+
+
+def _layers(
+    family: Family, fields: Fields, tensors: Mapping[str, StoredTensor], norm: NormSpec
+) -> tuple[LayerSpec, ...]:
+    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    kv_heads = fields.optional("attention.head_count_kv") or heads
+    head_dim = fields.optional("attention.key_length") or hidden // heads
+    if heads % kv_heads:
+        raise fields.wrong("attention.head_count_kv", kv_heads, f"a divisor of {heads} heads")
+    if fields.get("attention.value_length") not in (None, head_dim):
+        value = fields.get("attention.value_length")
+        raise fields.wrong("attention.value_length", value, f"the head size, {head_dim}")
+    count = fields.integer("block_count")
+    rope = _rope(family, fields, tensors, head_dim)
+    temperature = None
+    if (beta := fields.maybe_number("attention.temperature_scale")) is not None:
+        temperature = QueryTemperature(beta, rope.original_max_position)
+    soft_cap = fields.maybe_number("attn_logit_softcapping") if family.soft_caps else None
+    return tuple(
+        LayerSpec(
+            AttentionSpec(
+                heads, kv_heads, head_dim, _scale(family, fields, head_dim), window, soft_cap
+            ),
+            _layer_rope(family, fields, rope, layer, window),
+            norm,
+            placement=family.placement,
+            qk_norm=family.qk_norm,
+            activation="gelu_tanh" if family.activation == "hidden_activation" else "silu",
+            query_temperature=temperature,
+            residual_scale=fields.number("residual_scale", 1.0) if family.multipliers else 1.0,
+        )
+        for layer, window in enumerate(_windows(family, fields, count))
+    )
+
+
+def _scale(family: Family, fields: Fields, head_dim: int) -> float:
+    given = fields.maybe_number("attention.scale")
+    if given is not None:
+        return given
+    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    if family.gguf_wide_scale == fields.integer("block_count"):
+        return float((hidden / heads) ** -0.5)
+    return float(head_dim**-0.5)
+
+
+def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
+    """Per layer, its window; 0 (Phi-4) means none."""
+    window = fields.optional("attention.sliding_window", 0) or None
+    pattern = fields.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        if len(pattern) != count or not all(isinstance(item, bool) for item in pattern):
+            raise fields.wrong(
+                "attention.sliding_window_pattern", pattern, f"{count} of true and false"
+            )
+        return [window if has_window else None for has_window in pattern]
+    period = fields.optional("attention.sliding_window_pattern") or family.window_period
+    if not period:
+        return [window] * count
+    return [window if (layer + 1) % period else None for layer in range(count)]
+
+
+def _layer_rope(
+    family: Family, fields: Fields, rope: RopeSpec, layer: int, window: int | None
+) -> RopeSpec | None:
+    if family.rope == "interval":
+        interval = family.defaults["no_rope_layer_interval"]
+        return rope if (layer + 1) % interval else None
+    if family.rope == "by window" and window is not None:
+        local = family.defaults.get("rope_local_base_freq", rope.theta)
+        return RopeSpec(fields.number("rope.freq_base_swa", local))
+    return rope
+
+
+def _rope(
+    family: Family, fields: Fields, tensors: Mapping[str, StoredTensor], head_dim: int
+) -> RopeSpec:
+    """Scaling from metadata, or from a tensor of frequency divisors (Llama 3, longrope)."""
+    dims = fields.optional("rope.dimension_count") or head_dim
+    if dims > head_dim or dims % 2 or (dims != head_dim and not family.partial_rotary):
+        right = (
+            f"even and at most {head_dim}"
+            if family.partial_rotary
+            else f"the head size, {head_dim}"
+        )
+        raise fields.wrong("rope.dimension_count", dims, right)
+    theta = fields.number("rope.freq_base", 10000.0)
+    plain = RopeSpec(theta, fraction=dims / head_dim)
+    kind = fields.get("rope.scaling.type") or "none"
+    if family.longrope and "rope_factors_long.weight" in tensors:
+        kind = "longrope"
+    if kind == "longrope" and family.longrope:
+        return _longrope(fields, plain, tensors, dims // 2)
+    if kind not in ("none", "linear", "yarn"):
+        raise fields.wrong("rope.scaling.type", kind, "none, linear or yarn")
+    factors: tuple[float, ...] = ()
+    if "rope_freqs.weight" in tensors:
+        factors = _divisors(fields, tensors, "rope_freqs.weight", dims // 2)
+    if kind == "none":
+        return replace(plain, freq_factors=factors)
+    log_multiplier = fields.maybe_number("rope.scaling.yarn_log_multiplier")
+    spec = RopeSpec(
+        theta,
+        cast(RopeKind, kind),
+        fields.number("rope.scaling.factor"),
+        fields.optional("rope.scaling.original_context_length") or fields.integer("context_length"),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        mscale=None if log_multiplier is None else 1.0,
+        mscale_all_dim=log_multiplier,
+        freq_factors=factors,
+    )
+    # ggml multiplies yarn's own factor by this one.
+    extra = fields.number("rope.scaling.attn_factor", 1.0)
+    return replace(spec, attention_factor=extra * attention_scale(spec)) if extra != 1 else spec
+
+
+def _longrope(
+    fields: Fields, plain: RopeSpec, tensors: Mapping[str, StoredTensor], pairs: int
+) -> RopeSpec:
+    original = fields.integer("rope.scaling.original_context_length")
+    return replace(
+        plain,
+        kind="longrope",
+        factor=fields.integer("context_length") / original,
+        original_max_position=original,
+        attention_factor=fields.maybe_number("rope.scaling.attn_factor"),
+        long_factors=_divisors(fields, tensors, "rope_factors_long.weight", pairs),
+        short_factors=_divisors(fields, tensors, "rope_factors_short.weight", pairs),
+    )
+
+
+def _divisors(
+    fields: Fields, tensors: Mapping[str, StoredTensor], name: str, pairs: int
+) -> tuple[float, ...]:
+    """A tensor of frequency divisors, one for each rotated pair."""
+    if name not in tensors:
+        raise CheckpointError(f"{fields.source} lacks the tensor {name!r}")
+    if tensors[name].shape != (pairs,):
+        raise fields.wrong(name, tensors[name].shape, f"of shape ({pairs},)")
+    values = torch.empty(pairs)
+    tensors[name].read_into(values)
+    return tuple(values.tolist())
