@@ -15,6 +15,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from octavo.config import EngineConfig
+from octavo.runner.device import Device, cpu
+
 # Ids 0..255 are the bytes; then control tokens; then whole pieces that a test asks for.
 BOS, EOS, EOT = 256, 257, 258
 CONTROL = {"<s>": BOS, "</s>": EOS, "<|eot|>": EOT}
@@ -22,6 +25,11 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def cpu_device() -> Device:
+    """The CPU, for what takes a device."""
+    return cpu(EngineConfig())
 
 
 def byte_alphabet() -> list[str]:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from octavo import devices
 from octavo.errors import ConfigError, nearest
 
 Dtype = Literal["auto", "bfloat16", "float32"]
-Device = Literal["auto", "cpu"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 KVDtype = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3"]
 
@@ -37,7 +37,7 @@ class EngineConfig:
     revision: str | None = _option(None, "branch, tag or commit of a Hugging Face id")
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip
-    device: Device = _option("auto", "where to compute")
+    device: str = _option("auto", "where to compute", names=devices.names)
     quantization: str | None = _option(None, "weights as integers: int8 or int4")
     quantization_override: str | None = _option(
         None, "other methods for parts, such as lm_head=none,layers.0.*=int8"
@@ -79,6 +79,9 @@ class EngineConfig:
     )
     chat_template: str | None = _option(None, "file with a chat template, if not the model's")
     load_progress: bool = _option(True, "show progress while loading")
+    huge_pages: bool = _option(
+        True, "put weights and KV into memory pages of 2 MiB; changes the allocator of this process"
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -192,6 +195,8 @@ def _is(value: object, allowed: tuple[type, ...]) -> bool:
 def _kinds(item: "Field[Any]") -> tuple[tuple[type, ...], tuple[str, ...], bool]:
     """(types, choices, may be None) of a field's annotation."""
     hint = item.type
+    if "names" in item.metadata:  # choices that may grow at run time
+        return (str,), item.metadata["names"](), False
     if typing.get_origin(hint) is Literal:
         return (str,), typing.get_args(hint), False
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

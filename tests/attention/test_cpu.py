@@ -339,8 +339,9 @@ from octavo.attention import cpu
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.kernels.cpu import compile as compiler, simd
-from octavo.runner.model_runner import resolve_dtype
-assert (simd.LANES, simd.HAS_DOT, resolve_dtype("auto")) == (8, False, torch.float32)
+from tests import kit
+assert (simd.LANES, simd.HAS_DOT) == (8, False)
+assert kit.cpu_device().default_dtype() == torch.float32
 optimize, texts = compiler._optimize, []
 def spied(module):
     machine = optimize(module)

@@ -17,7 +17,7 @@ SOURCE = Path(octavo.__file__).parent
 
 # Each row sees the rows above it here; the columns of a row do not see each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "params", "outputs", "log", "version"),
+    ("errors", "config", "devices", "params", "outputs", "log", "version"),
     ("core", "kernels", "dist", "text"),
     ("quant", "attention", "schedulers"),
     ("layers",),
@@ -125,6 +125,29 @@ def test_third_parties_stay_where_they_belong(path: Path) -> None:
         assert not roots & COMPILERS
     if part in ROWS[0]:
         assert roots <= {*sys.stdlib_module_names, "msgspec", "octavo"}
+
+
+# What may name a module of a device's kernels: they themselves, the attention backend that is
+# written over them, and the place that chooses a device.
+DEVICE_KERNELS = "octavo.kernels.cpu"
+DEVICE_FILES = ("attention/cpu.py", "runner/device.py", "runner/graphs.py")
+
+
+def device_kernels(names: list[str]) -> list[str]:
+    """Those of the imported names that belong to a device's kernels."""
+    return [name for name in names if f"{name}.".startswith(f"{DEVICE_KERNELS}.")]
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_only_the_choice_of_a_device_knows_its_kernels(path: Path) -> None:
+    if name_of(path) not in DEVICE_FILES and not name_of(path).startswith("kernels/cpu/"):
+        assert device_kernels(imports_of(path)) == []
+
+
+def test_an_import_of_a_device_s_kernels_is_found() -> None:
+    text = "def f():\n    from octavo.kernels import cpu, codes\nimport octavo.kernels.cpu.linear\n"
+    found = device_kernels(list(imported(ast.parse(text))))
+    assert sorted(found) == ["octavo.kernels.cpu", "octavo.kernels.cpu.linear"]
 
 
 def module_of(path: Path) -> str:

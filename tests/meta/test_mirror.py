@@ -45,6 +45,7 @@ RUN_BY = {
     "compile": "kernel",
     "fused": "fused_call",
     "abi": "graph",
+    "gguf_call": "gguf",
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",
     "program": "graph",

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from tests.kit import cpu_device
 
 from octavo.attention.base import AttentionMetadata
 from octavo.config import EngineConfig
@@ -80,7 +81,7 @@ def edit_config(folder: Path, remove: Sequence[str] = (), **changes: Any) -> Non
 
 def load(model: str | Path, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
     options = {"attention_impl": "auto", "load_progress": False, **options}
-    return load_model(EngineConfig(model=str(model), **options), "cpu", dtype)
+    return load_model(EngineConfig(model=str(model), **options), cpu_device(), dtype)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

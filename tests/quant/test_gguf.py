@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.kernels.cpu import gguf_call
 from octavo.quant.gguf import FORMATS, decode_into
 
 BLOCKED = [number for number, kind in FORMATS.items() if kind.decode is not None]
@@ -29,9 +30,10 @@ def test_every_block_format_equals_the_gguf_package(number: int) -> None:
     expected = gguf.dequantize(raw, gguf.GGMLQuantizationType(number))
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         out = torch.full((300, kind.block_values), torch.nan, dtype=dtype)
-        decode_into(kind, torch.from_numpy(raw).flatten(), out)
         want = torch.from_numpy(expected).to(dtype).view(300, kind.block_values)
-        assert torch.equal(out, want), (kind.name, dtype)
+        for decoder in (None, gguf_call.decode):
+            decode_into(kind, torch.from_numpy(raw).flatten(), out.fill_(torch.nan), decoder)
+            assert torch.equal(out, want), (kind.name, dtype, decoder)
 
 
 def test_sizes_equal_the_gguf_package() -> None:

@@ -3,11 +3,13 @@
 import random
 
 import torch
+from tests import kit
 
 from octavo.core.plan import PlanRow, SampleSpec, StepPlan
 from octavo.params import SamplingParams
 from octavo.runner.batch import BatchBuilder
 
+CPU = kit.cpu_device()
 SPEC = SampleSpec(SamplingParams(), 0, 0, 0)
 
 
@@ -40,7 +42,7 @@ def check(builder, rows, size):
 def test_random_plans_equal_a_plain_loop():
     draw = random.Random(0)
     size = 4
-    builder = BatchBuilder(size, 32, "cpu")
+    builder = BatchBuilder(size, 32, CPU)
     for _ in range(200):
         rows = []
         for name in range(draw.randint(1, 9)):
@@ -54,7 +56,7 @@ def test_random_plans_equal_a_plain_loop():
 
 def test_a_table_that_grows_in_place_is_followed():
     """Rows keep their place while tables grow, shrink and change hands."""
-    builder = BatchBuilder(4, 32, "cpu")
+    builder = BatchBuilder(4, 32, CPU)
     table = (5, 6)
     check(builder, [PlanRow("a", (1,), 7, table), PlanRow("b", (1,), 3, (9,))], 4)
     check(builder, [PlanRow("a", (1,), 8, (*table, 7)), PlanRow("b", (1,), 3, (9,))], 4)

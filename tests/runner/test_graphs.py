@@ -19,6 +19,7 @@ from octavo.runner.batch import BatchBuilder
 from octavo.runner.graphs import capture
 from octavo.runner.kv_cache import KVCache
 
+CPU = kit.cpu_device()
 needs_tiles = pytest.mark.skipif(not target.has_tiles(), reason="no AMX here")
 
 
@@ -70,8 +71,8 @@ def test_every_family(tmp_path, family):
     size = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
     window = {"sliding_window": 20} if family == "mistral" else {}
     model = toys.load(toys.save(toys.make(family, **size, **window), tmp_path), torch.bfloat16)
-    cache = KVCache(model.backend, model.attention_specs, 30, 16, torch.bfloat16, "cpu")
-    builder = BatchBuilder(16, 20, "cpu")
+    cache = KVCache(model.backend, model.attention_specs, 30, 16, torch.bfloat16, CPU)
+    builder = BatchBuilder(16, 20, CPU)
     for layer in cache.layers:
         layer.zero_()
     graph = capture(model, cache, builder, 100)

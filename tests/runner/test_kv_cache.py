@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests import kit
 
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
@@ -13,12 +14,13 @@ from octavo.errors import ConfigError
 from octavo.runner.kv_cache import KVCache, block_bytes
 from paging import CODES, metadata
 
+CPU = kit.cpu_device()
 SPECS = [AttentionSpec(4, 2, 8, 1.0), AttentionSpec(4, 1, 16, 1.0)]
 
 
 @pytest.fixture
 def cache():
-    made = KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", num_host_blocks=5)
+    made = KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, CPU, num_host_blocks=5)
     for pool in (made.layers, made.host):
         for number, layer in enumerate(pool):
             for block in range(len(layer)):
@@ -67,7 +69,7 @@ def test_block_bytes_is_what_the_tensors_take(cache):
 @pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
 def test_codes_move_with_their_scales_and_take_a_byte_each(backend, codes):
     specs = [AttentionSpec(4, 2, 64, 0.125)]
-    made = KVCache(backend(), specs, 8, 16, codes, "cpu", num_host_blocks=5)
+    made = KVCache(backend(), specs, 8, 16, codes, CPU, num_host_blocks=5)
     assert block_bytes(backend(), specs, 16, codes) == 16 * 2 * 2 * (64 + 4)
     assert block_bytes(backend(), specs, 16, torch.bfloat16) == 16 * 2 * 2 * 64 * 2
     k, v = torch.randn(2, 30, 2, 64).bfloat16()
@@ -84,7 +86,7 @@ def test_codes_move_with_their_scales_and_take_a_byte_each(backend, codes):
 
 def test_the_host_pool_may_lie_on_a_disk(tmp_path):
     made = KVCache(
-        TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", num_host_blocks=5,
+        TorchAttention(), SPECS, 8, 4, torch.float32, CPU, num_host_blocks=5,
         swap_path=str(tmp_path),
     )  # fmt: skip
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, however the process ends
@@ -98,7 +100,7 @@ def test_the_host_pool_may_lie_on_a_disk(tmp_path):
 
 def test_a_swap_path_that_cannot_be_used_is_refused(tmp_path):
     def make(path, blocks=5):
-        KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, "cpu", blocks, str(path))
+        KVCache(TorchAttention(), SPECS, 8, 4, torch.float32, CPU, blocks, str(path))
 
     with pytest.raises(ConfigError, match=r"swap_path.*nowhere.*No such file"):
         make(tmp_path / "nowhere")

@@ -1,16 +1,21 @@
 """The sampler against a slow, plain reference written here from the documented rules."""
 
+import functools
 import math
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from tests import kit
 
 from octavo.core.plan import SampleSpec
 from octavo.params import SamplingParams
-from octavo.runner.sampler import prompt_logprobs, sample
+from octavo.runner import sampler
 
+CPU = kit.cpu_device()
+sample = functools.partial(sampler.sample, CPU)
+prompt_logprobs = functools.partial(sampler.prompt_logprobs, CPU)
 MASK = 2**64 - 1
 CHAIN = (0.5, 0.3, 0.15, 0.05)
 

@@ -1,7 +1,7 @@
 """Names of attention backends, the rule behind "auto", and the check of what a backend can do."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -57,14 +57,16 @@ def create(
     specs: Iterable[AttentionSpec] = (),
     block_size: int | None = None,
     kv_dtype: torch.dtype | None = None,
+    order: Sequence[str] = tuple(_BUILT_IN),
 ) -> AttentionBackend:
     """The backend called `name`, checked against everything that it will have to serve.
 
-    "auto" is the first of cpu, torch that can do it. Raises ConfigError for an unknown name
-    (listing the known ones) and for a request beyond the backend's capabilities (saying which).
+    "auto" is the first of `order`, the device's preference, that can do it. Raises ConfigError
+    for an unknown name (listing the known ones) and for a request beyond the backend's
+    capabilities (saying which).
     """
     specs = list(specs)
-    wanted = ["cpu", "torch"] if name == "auto" else [name]
+    wanted = order if name == "auto" else [name]
     reasons: list[str] = []
     for candidate in wanted:
         impl = _find(candidate)

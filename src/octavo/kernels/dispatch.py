@@ -1,13 +1,15 @@
-"""Which function serves an op on a device in a dtype, and why."""
+"""The ops of a device and dtype: which function serves each, and why.
+
+A device offers its own (`runner.device`); where it has none, the torch reference serves.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -24,42 +26,20 @@ class Ops:
     gelu_and_mul: Callable[[torch.Tensor], torch.Tensor]
     reason: str
 
+    @staticmethod
+    def of(source: Any, reason: str) -> "Ops":
+        """The attributes of `source` that are named as the ops are."""
+        return Ops(**{name: getattr(source, name) for name in OPS}, reason=reason)
+
     def explain(self) -> dict[str, str]:
         """For each op, the function that serves it and why it was chosen."""
-        chosen = {n: getattr(self, n) for n in self.__slots__ if n != "reason"}
+        chosen = {name: getattr(self, name) for name in OPS}
         return {n: f"{f.__module__}.{f.__qualname__}: {self.reason}" for n, f in chosen.items()}
 
 
-def select(device: str, dtype: torch.dtype) -> Ops:
-    """The fastest ops there are for `device` ("cpu", "cuda:0") and `dtype`; never fails.
-
-    What has no kernel of its own runs the torch reference, and `explain` says so.
-    """
-    if device.partition(":")[0] == "cpu" and dtype in cpu_ops.DTYPES:
-        return _cpu(dtype)
-    return _reference(f"there are no kernels for {device} in {dtype}")
+OPS = tuple(name for name in Ops.__slots__ if name != "reason")
 
 
-def _cpu(dtype: torch.dtype) -> Ops:
-    ops = cpu_ops.CpuOps(dtype)
-    return Ops(
-        rms_norm=ops.rms_norm,
-        head_norm=ops.head_norm,
-        add=ops.add,
-        rope=ops.rope,
-        silu_and_mul=ops.silu_and_mul,
-        gelu_and_mul=ops.gelu_and_mul,
-        reason=f"compiled kernels for {dtype} on {target.cpu()[0]}",
-    )
-
-
-def _reference(reason: str) -> Ops:
-    return Ops(
-        rms_norm=reference.rms_norm,
-        head_norm=reference.head_norm,
-        add=reference.add,
-        rope=reference.rope,
-        silu_and_mul=reference.silu_and_mul,
-        gelu_and_mul=reference.gelu_and_mul,
-        reason=reason,
-    )
+def reference_ops(reason: str) -> Ops:
+    """Plain torch for every op; `reason` is what `explain` says of it."""
+    return Ops.of(reference, reason)

@@ -6,7 +6,7 @@ and every parameter must be there in the right shape.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from octavo.attention import registry as attention_registry
 from octavo.config import EngineConfig
 from octavo.errors import CheckpointError, ConfigError
-from octavo.kernels import dispatch
+from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Products
 from octavo.log import get_logger
 from octavo.models import registry
@@ -33,7 +33,32 @@ logger = get_logger(__name__)
 _WHOLE = (".qweight", ".qzeros", ".g_idx")  # stored tensors of integers
 
 
-def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder:
+class LoadingDevice(Protocol):
+    """What a model is loaded onto and built with. `torch_device`: as torch calls it."""
+
+    @property
+    def torch_device(self) -> str: ...
+
+    @property
+    def attention_order(self) -> Sequence[str]:
+        """Attention backends that `attention_impl="auto"` tries, the best first."""
+        ...
+
+    def ops(self, dtype: torch.dtype) -> Ops:
+        """The ops between products; never fails: what has no kernel runs the reference."""
+        ...
+
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> Products:
+        """A maker of a model's products. max_rows: the largest step; deterministic: all of them
+        batch-invariant, even where that is slow."""
+        ...
+
+    def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
+        """As `quant.gguf.BlockDecoder`: a fast decoder of GGUF blocks, where there is one."""
+        ...
+
+
+def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Decoder:
     """Load the model that `config` names, its weights in `dtype` on `device`.
 
     Raises ModelNotFoundError, CheckpointError or ConfigError before any weight is read when
@@ -44,21 +69,20 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     architecture = registry.decoder_class(spec.family)
     how = _recipe(config, spec, architecture.components(spec))
     window = _window(config, spec)
-    ops = dispatch.select(device, dtype)
     backend = attention_registry.create(
-        config.attention_impl, device, dtype, architecture.describe_attention(spec),
-        config.block_size, kv_dtype(config, dtype),
+        config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
+        config.block_size, kv_dtype(config, dtype), device.attention_order,
     )  # fmt: skip
     logger.info(
         "loading %s (%s) from %s", config.model, spec.architecture, _described(checkpoint.files)
     )
-    products = Products(device, dtype, config.max_num_batched_tokens, config.deterministic)
+    products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(spec, architecture, checkpoint, device, dtype, config.load_progress)
     with weights.progress():
         model: Decoder = architecture(
             spec,
             weights,
-            ops=ops,
+            ops=device.ops(dtype),
             products=products,
             backend=backend,
             window=window,
@@ -68,7 +92,7 @@ def load_model(config: EngineConfig, device: str, dtype: torch.dtype) -> Decoder
     logger.info("products: %s", products.explain())
     if products.unstable:
         logger.warning(
-            "products of size %s round a little differently with the number of rows in a step; "
+            "GEMM shapes %s are not batch-invariant: last bits may change with the rows of a step; "
             "deterministic=True makes them independent of it and long prompts slower",
             ", ".join(products.unstable),
         )
@@ -146,7 +170,7 @@ class Weights:
         spec: ModelSpec,
         architecture: type[Architecture],
         checkpoint: Checkpoint,
-        device: str,
+        device: LoadingDevice,
         dtype: torch.dtype,
         show_progress: bool = False,
     ) -> None:
@@ -155,7 +179,8 @@ class Weights:
         self._shapes = architecture.parameter_shapes(spec)
         self._product_weights = architecture.product_weights(spec)
         self._stored = spec.stored
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype = device.torch_device, dtype
+        self._decoder = device.decode_blocks
         self._show_progress = show_progress
         self._bar: Any = None
         self._check()
@@ -228,10 +253,10 @@ class Weights:
     def _fill(self, source: Source, out: torch.Tensor) -> None:
         if source.heads:
             stored = torch.empty_like(out)
-            source.tensor.read_into(stored)
+            source.tensor.read_into(stored, self._decoder)
             out.copy_(_plain_order(stored, source.heads))
         else:
-            source.tensor.read_into(out)
+            source.tensor.read_into(out, self._decoder)
         if source.shift:
             out.add_(source.shift)
         self._read(source)

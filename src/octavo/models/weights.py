@@ -19,7 +19,7 @@ import torch
 from octavo.errors import CheckpointError
 from octavo.models.files import ModelFiles
 from octavo.quant.base import Codes
-from octavo.quant.gguf import FORMATS, BlockFormat, codes_of, decode_into
+from octavo.quant.gguf import FORMATS, BlockDecoder, BlockFormat, codes_of, decode_into
 from octavo.text.gguf_metadata import read_gguf_header
 
 # The limit of the safetensors library itself.
@@ -58,12 +58,12 @@ class StoredTensor:
     offset: int
     num_bytes: int
 
-    def read_into(self, out: torch.Tensor) -> None:
+    def read_into(self, out: torch.Tensor, decoder: BlockDecoder | None = None) -> None:
         """Decode into contiguous `out` of the same number of values, rounding to its dtype."""
         if self.format is None:
             raise CheckpointError(f"{self.file}: no way to read tensors of type {self.type_name}")
         if self.num_bytes:
-            decode_into(self.format, self._raw(), out)
+            decode_into(self.format, self._raw(), out, decoder)
 
     def codes(self) -> Codes | None:
         """A matrix of 4-bit blocks as they are stored; None for any other format."""

@@ -4,23 +4,22 @@ Layouts are ggml's (`ggml-common.h`): a row is cut into blocks of 32 or 256 valu
 with its own scale and packed integers. The products are formed in fp32 and in ggml's order, so
 the values equal those of the `gguf` package bit for bit; they are rounded once, to the target.
 
-The functions here are the plain form; fp32 and bf16 on a CPU are decoded by the compiled
-`kernels.cpu.gguf`, 40 times as fast. The package itself is not used to load: on SmolLM2 its
+The functions here are the plain form. A device may offer a compiled decoder: the CPU's for fp32 and
+bf16 is 40 times as fast. The package itself is not used to load: on SmolLM2 its
 reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 """
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels.cpu.kernel import kernel
 from octavo.quant.base import Codes, Decode
 
-_COMPILED = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_pack_call = struct.Struct("<6q").pack  # as in kernels.cpu.gguf
 _BLOCKS_AT_ONCE = 4096
+# (name of a format, number of blocks, the stored blocks, contiguous output) -> whether it wrote
+# the values; if not, the plain form does.
+BlockDecoder = Callable[[str, int, torch.Tensor, torch.Tensor], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,19 @@ class BlockFormat:
         return self.decode is not None or self.dtype.is_floating_point
 
 
-def decode_into(kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the values of `raw` (uint8 on the CPU, whole blocks in order) to contiguous `out`."""
+def decode_into(
+    kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor, decoder: BlockDecoder | None = None
+) -> None:
+    """Write the values of `raw` (uint8 on the CPU, whole blocks in order) to contiguous `out`.
+
+    decoder: tried first.
+    """
     flat = out.view(-1)
     if kind.decode is None:
         flat.copy_(raw.view(kind.dtype))
         return
     count = raw.numel() // kind.block_bytes
-    if out.device.type == "cpu" and out.dtype in _COMPILED:
-        where = raw.data_ptr(), flat.data_ptr()
-        decoder = kernel("gguf:decode", f"{kind.name}-{_COMPILED[out.dtype]}")
-        decoder.run(_pack_call(0, 0, count, count, *where))
+    if decoder is not None and decoder(kind.name, count, raw, flat):
         return
     decoded, blocks = kind.decode, raw.view(count, kind.block_bytes)
     target = flat.view(count, kind.block_values)

@@ -11,6 +11,7 @@ import torch
 
 from octavo.attention.base import AttentionMetadata
 from octavo.core.plan import PlanRow, StepPlan
+from octavo.runner.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class StepInputs:
 class BatchBuilder:
     """Builds StepInputs. Buffers grow to the largest step seen and are then reused."""
 
-    def __init__(self, block_size: int, max_blocks: int, device: str) -> None:
+    def __init__(self, block_size: int, max_blocks: int, device: Device) -> None:
         self.block_size = block_size
         self._max_blocks = max_blocks
         self._device = device
@@ -46,12 +47,13 @@ class BatchBuilder:
         slots = tables[row_of, positions // size].astype(np.int64) * size + positions % size
         seq_lens = starts + counts
         most_blocks = int(-(-seq_lens.max() // size))
+        tensor = self._device.tensor
         meta = AttentionMetadata(
-            query_starts=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
-            seq_lens=self._tensor(seq_lens.astype(np.int32)),
-            block_tables=self._tensor(tables[:, :most_blocks]),
-            slots=self._tensor(slots),
-            positions=self._tensor(positions),
+            query_starts=tensor("query_starts", np.concatenate(([0], ends)).astype(np.int32)),
+            seq_lens=tensor("seq_lens", seq_lens.astype(np.int32)),
+            block_tables=tensor("block_tables", tables[:, :most_blocks]),
+            slots=tensor("slots", slots),
+            positions=tensor("positions", positions),
             num_tokens=len(tokens),
             num_rows=len(rows),
             max_query_len=int(counts.max()),
@@ -59,7 +61,9 @@ class BatchBuilder:
             block_size=size,
         )
         sampled = np.fromiter((bool(r.samples) for r in rows), np.bool_, len(rows))
-        return StepInputs(self._tensor(tokens), meta, self._tensor((ends - 1)[sampled]))
+        return StepInputs(
+            tensor("token_ids", tokens), meta, tensor("sample_index", (ends - 1)[sampled])
+        )
 
     def _fill_tables(
         self, rows: tuple[PlanRow, ...]
@@ -73,6 +77,3 @@ class BatchBuilder:
                 self._tables[index, : len(row.block_ids)] = row.block_ids
                 self._held[index] = row.block_ids
         return self._tables[: len(rows)]
-
-    def _tensor(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

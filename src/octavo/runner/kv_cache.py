@@ -10,13 +10,13 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.core.plan import BlockCopy
 from octavo.errors import ConfigError
-from octavo.runner import huge_pages
+from octavo.runner.device import Device
 
 
 class KVCache:
     """The pool on the device and, with `num_host_blocks`, a second pool for swapped blocks.
 
-    Memory is taken but not touched: on a CPU the system maps a page when it is first written.
+    Memory comes from the device; of it only the null block is written here.
     """
 
     def __init__(
@@ -26,21 +26,19 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         kv_dtype: torch.dtype,
-        device: str,
+        device: Device,
         num_host_blocks: int = 0,
         swap_path: str | None = None,
     ) -> None:
         def layouts(blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
             return [backend.kv_layout(spec, blocks, block_size, kv_dtype) for spec in specs]
 
-        self.layers = [torch.empty(s, dtype=d, device=device) for s, d in layouts(num_blocks)]
+        self.layers = [device.empty(s, d) for s, d in layouts(num_blocks)]
         self.host: list[torch.Tensor] = []
         if num_host_blocks and swap_path:
             self.host = [_on_disk(swap_path, s, d) for s, d in layouts(num_host_blocks)]
         elif num_host_blocks:
-            self.host = [torch.empty(s, dtype=d) for s, d in layouts(num_host_blocks)]
-        for tensor in (*self.layers, *self.host):
-            huge_pages.request(tensor)
+            self.host = [device.host_empty(s, d) for s, d in layouts(num_host_blocks)]
         for layer in self.layers:
             layer[0].zero_()  # the null block is read as padding, so it must be finite
 

@@ -18,18 +18,16 @@ from octavo.core.plan import (
     TokenLogprobs,
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
-from octavo.kernels.cpu import target
-from octavo.kernels.cpu.graph import program
-from octavo.kernels.cpu.kernel import Kernel
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import kv_dtype, load_model
 from octavo.params import SamplingParams
-from octavo.runner import huge_pages, memory
 from octavo.runner.batch import BatchBuilder
+from octavo.runner.device import Device, create_device
 from octavo.runner.graphs import StepGraph, capture
 from octavo.runner.kv_cache import KVCache, block_bytes
-from octavo.runner.sampler import NOT_NUMBERS, Sampled, kernels, prompt_logprobs, sample
+from octavo.runner.memory import GIB, MemorySum
+from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
 
 logger = get_logger(__name__)
 
@@ -43,13 +41,12 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         began = time.perf_counter()
-        # Needed last, so they may be compiled meanwhile.
-        Kernel.compile_ahead([*kernels(), program()])
         self.config = config
-        self.device = "cpu"
-        self.dtype = resolve_dtype(config.dtype)
+        self.device: Device = create_device(config)
+        self.device.start()
+        self.dtype = resolve_dtype(config.dtype, self.device)
         self.graph: StepGraph | None = None
-        with huge_pages.loading():
+        with self.device.loading():
             self.model: Decoder = load_model(config, self.device, self.dtype)
         loaded = time.perf_counter()
         self.kv_dtype = kv_dtype(config, self.dtype)
@@ -61,8 +58,7 @@ class ModelRunner:
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
         self.graph = self._capture()
-        for kernel in kernels():
-            kernel.load()
+        self.device.warm_up()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",
@@ -119,10 +115,10 @@ class ModelRunner:
             logits = self.model.logits(last[begin : begin + piece])
             specs = [spec for row in part for spec in row.samples]
             if len(specs) == len(part):
-                yield from sample(logits, specs)
+                yield from sample(self.device, logits, specs)
             else:  # the choices of one prompt draw from one row of logits
                 owners = [i for i, row in enumerate(part) for _ in row.samples]
-                yield from sample(logits, specs, owners)
+                yield from sample(self.device, logits, specs, owners)
 
     def _prompt_logprobs(
         self, plan: StepPlan, hidden: torch.Tensor
@@ -136,7 +132,9 @@ class ModelRunner:
                 for at in range(0, len(row.prompt_targets), piece):
                     targets = row.prompt_targets[at : at + piece]
                     logits = self.model.logits(hidden[begin + at : begin + at + len(targets)])
-                    entries += prompt_logprobs(logits, targets, row.num_prompt_logprobs)
+                    entries += prompt_logprobs(
+                        self.device, logits, targets, row.num_prompt_logprobs
+                    )
                 found[row.request_id] = tuple(entries)
             begin += len(row.token_ids)
         return found
@@ -148,14 +146,15 @@ class ModelRunner:
             return config.num_gpu_blocks_override * self._block_bytes, {}
         if config.kv_cache_memory_bytes is not None:
             return config.kv_cache_memory_bytes, {}
-        found = memory.measure(config.gpu_memory_utilization, self._step_peak())
+        peak = self._step_peak()
+        found = MemorySum.of(self.device.memory(), config.gpu_memory_utilization, peak)
         swap = self._swap_space
         kv = found.budget
-        if not config.swap_path:
-            # On a CPU the swap pool is the same memory, so it takes a quarter at most.
+        if self.device.shares_host_memory and not config.swap_path:
+            # The swap pool takes from the same memory: a quarter of it at most.
             swap = min(swap, max(0, kv // 4))
             kv -= swap
-        logger.info("KV memory: %s; swap %.2f GiB", found.explain(), swap / memory.GIB)
+        logger.info("KV memory: %s; swap %.2f GiB", found.explain(), swap / GIB)
         return kv, {
             "total": found.total, "limit": found.limit, "used": found.used,
             "step_peak": found.step_peak, "swap": swap, "kv": kv,
@@ -163,7 +162,7 @@ class ModelRunner:
 
     @property
     def _swap_space(self) -> int:
-        return int(self.config.swap_space * memory.GIB)
+        return int(self.config.swap_space * GIB)
 
     def _step_peak(self) -> int:
         """Memory that one full step takes, measured on a part of it and scaled up.
@@ -181,12 +180,9 @@ class ModelRunner:
         table = tuple(range(1, blocks + 1))
         spec = SampleSpec(SamplingParams(temperature=0), seed=0, index=0, position=0)
         plan = StepPlan(0, (PlanRow("probe", (0,) * probe, 0, table, (spec,)),))
-        memory.reset_peak()
-        before = memory.resident_bytes()
-        self.execute(plan)
-        grown = max(0, memory.peak_bytes() - before)
+        peak = self.device.peak_of(lambda: self.execute(plan))
         logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
-        return grown * -(-tokens // probe) + logits
+        return peak * -(-tokens // probe) + logits
 
     def _limits(self, budget: int, terms: dict[str, int]) -> RunnerLimits:
         """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
@@ -234,7 +230,7 @@ class ModelRunner:
             architecture=spec.architecture,
             dtype=dtype_name(self.dtype),
             kv_cache_dtype=dtype_name(self.kv_dtype),
-            device=self.device,
+            device=self.device.name,
             generation_defaults=dict(spec.generation_defaults),
             memory=terms or {},
         )
@@ -253,11 +249,9 @@ class ModelRunner:
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """`auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
-    if name != "auto":
-        return _DTYPES[name]
-    return torch.bfloat16 if target.has_bf16() else torch.float32
+def resolve_dtype(name: str, device: Device) -> torch.dtype:
+    """The torch type of the option `dtype`; `auto` is the device's choice."""
+    return device.default_dtype() if name == "auto" else _DTYPES[name]
 
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:

@@ -3,7 +3,8 @@
 The order of processors: allowed ids and bad words, logit bias, repetition penalty, frequency and
 presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
 Log-probabilities are those of the logits as they came, before all of that. How ties are broken
-and where random numbers come from is said in `kernels.cpu.sampling`.
+and where random numbers come from is said in `kernels.cpu.sampling`, which is one device's
+`SamplingKernels`; processors work on copies of rows in host memory.
 
 A row whose logits hold a NaN or +inf, or where nothing is left to draw, gets an error and
 leaves the other rows as they are. A logit of -inf is a token that cannot be drawn.
@@ -18,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
-from octavo.kernels.cpu import sampling_call as ops
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels import sampling as ops
+from octavo.kernels.sampling import SamplingKernels
 from octavo.params import SamplingParams
 
 _Floats = NDArray[np.float32]
@@ -48,35 +49,33 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 def sample(
-    logits: torch.Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
+    kernels: SamplingKernels,
+    logits: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    rows: Sequence[int] | None = None,
 ) -> list[Sampled]:
     """Draw one token for each spec.
 
     logits: [R, V], float32 or bfloat16; not changed. rows: the row of `logits` for each spec
-    (choices of one prompt share a row); by default spec i draws from row i. Logits of another
-    device are copied to the host.
+    (choices of one prompt share a row); by default spec i draws from row i. kernels: of the
+    device that holds `logits`.
     """
     if not specs:
         return []
     at = range(len(specs)) if rows is None else rows
-    table = _host(logits)
+    table = _as_kernels_take(logits)
     items = np.zeros(len(specs), ops.ITEM)
     if all(_is_argmax(spec) for spec in specs):
         items["row"] = at
-        ops.draw(table, items)
+        kernels.draw(table, items)
         return _sampled(items, {}, {})
     items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
-    errors = _draw(table, specs, items)
-    return _sampled(items, errors, _asked_logprobs(table, specs, items))
-
-
-def kernels() -> list[Kernel]:
-    """To be loaded before requests come, so that none waits for a compiler."""
-    return ops.kernels()
+    errors = _draw(kernels, table, specs, items)
+    return _sampled(items, errors, _asked_logprobs(kernels, table, specs, items))
 
 
 def prompt_logprobs(
-    logits: torch.Tensor, targets: Sequence[int], k: int
+    kernels: SamplingKernels, logits: torch.Tensor, targets: Sequence[int], k: int
 ) -> tuple[TokenLogprobs, ...]:
     """The log-probability of `targets[t]` under row t of `logits` [T, V], and the k likeliest.
 
@@ -84,17 +83,17 @@ def prompt_logprobs(
     """
     if not targets:
         return ()
-    table = _host(logits)
+    table = _as_kernels_take(logits)
     items = np.zeros(len(targets), ops.ITEM)
     items["row"] = range(len(targets))
     items["token"] = targets
     items["top_k"] = min(k, table.shape[1])
-    return tuple(_token_logprobs(table, items))
+    return tuple(_token_logprobs(kernels, table, items))
 
 
-def _host(logits: torch.Tensor) -> torch.Tensor:
-    """As the kernels take them: on the CPU, float32 or bfloat16, without gaps."""
-    table = logits.detach().to("cpu").contiguous()
+def _as_kernels_take(logits: torch.Tensor) -> torch.Tensor:
+    """float32 or bfloat16, contiguous."""
+    table = logits.detach().contiguous()
     return table if table.dtype in (torch.float32, torch.bfloat16) else table.float()
 
 
@@ -123,16 +122,21 @@ def _item(spec: SampleSpec, row: int) -> tuple[float, ...]:
     return (row, p.temperature, p.top_p, p.min_p, p.top_k, seed, *place, -1, ops.OK, 0)
 
 
-def _draw(table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items) -> dict[int, str]:
+def _draw(
+    kernels: SamplingKernels,
+    table: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    items: ops.Items,
+) -> dict[int, str]:
     """Fill in tokens and status; {spec: error} of those that name unknown ids."""
     adjusted = [i for i, spec in enumerate(specs) if _adjusts(spec)]
     if not adjusted:
-        ops.draw(table, items)
+        kernels.draw(table, items)
         return {}
     plain = sorted(set(range(len(specs))) - set(adjusted))
     if plain:
         drawn = items[plain]
-        ops.draw(table, drawn)
+        kernels.draw(table, drawn)
         items[plain] = drawn
     errors: dict[int, str] = {}
     copies = np.empty((min(_GROUP, len(adjusted)), table.shape[1]), np.float32)
@@ -144,14 +148,16 @@ def _draw(table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items) ->
             if error := _adjust(copies[n], specs[i]):
                 errors[i] = error
         drawn["row"] = range(len(group))
-        ops.draw(torch.from_numpy(copies), drawn)
+        kernels.draw(torch.from_numpy(copies).to(table.device), drawn)
         items["token"][group], items["status"][group] = drawn["token"], drawn["status"]
     return errors
 
 
 def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
-    """One row as float32. On this thread alone: torch would wake others for 200 KB."""
-    if table.dtype is torch.float32:
+    """One row as float32. From host memory on this thread alone: torch would wake others."""
+    if table.device.type != "cpu":
+        torch.from_numpy(into).copy_(table[row])
+    elif table.dtype is torch.float32:
         into[:] = table.numpy()[row]
     else:
         bits = table.view(torch.int16).numpy()[row]
@@ -172,7 +178,7 @@ def _sampled(
 
 
 def _asked_logprobs(
-    table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
+    kernels: SamplingKernels, table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
 ) -> dict[int, TokenLogprobs]:
     """{spec: log-probabilities} of those that ask for them and have a token."""
     asking = [
@@ -184,12 +190,14 @@ def _asked_logprobs(
         return {}
     wanted = items[asking]
     wanted["top_k"] = [min(specs[i].params.logprobs or 0, table.shape[1]) for i in asking]
-    return dict(zip(asking, _token_logprobs(table, wanted), strict=True))
+    return dict(zip(asking, _token_logprobs(kernels, table, wanted), strict=True))
 
 
-def _token_logprobs(table: torch.Tensor, items: ops.Items) -> list[TokenLogprobs]:
+def _token_logprobs(
+    kernels: SamplingKernels, table: torch.Tensor, items: ops.Items
+) -> list[TokenLogprobs]:
     """Of each item's `token` and of its `top_k` likeliest."""
-    ids, values = ops.logprobs(table, items)
+    ids, values = kernels.logprobs(table, items)
     found = []
     for i, item in enumerate(items):
         k, rank = int(item["top_k"]), int(item["rank"])

@@ -92,3 +92,10 @@ def test_a_later_start_needs_no_numba():
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[199, 199] [199, 199, 198, 197]", done.stderr
+
+
+def test_the_compiled_kernels_and_their_callers_agree_on_an_item():
+    assert (abi.OK, abi.NOT_FINITE, abi.EMPTY) == (ops.OK, ops.NOT_FINITE, ops.EMPTY)
+    places = {name: place for name, (_, place) in ops.ITEM.fields.items()}
+    assert places == {name: getattr(abi, f"S_{name.upper()}") for name in places}
+    assert ops.ITEM.itemsize == abi.S_ITEM_BYTES

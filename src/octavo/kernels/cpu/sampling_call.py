@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu import abi, openmp
-from octavo.kernels.cpu.abi import EMPTY, NOT_FINITE, OK, PIECE
+from octavo.kernels.cpu.abi import PIECE
 from octavo.kernels.cpu.kernel import Kernel, kernel
+from octavo.kernels.sampling import EMPTY, ITEM, NOT_FINITE, OK, Items
 
 __all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "logprobs"]
 
@@ -20,15 +21,6 @@ __all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "log
 _SHARED_FROM = 2**17
 
 _pack = struct.Struct(abi.SAMPLING_FORMAT).pack
-
-# One item: a row to draw from, and how. `token` and `status` are written; for log-probabilities
-# `token` is given, `top_k` is how many of the likeliest, and `rank` and `status` are written.
-ITEM = np.dtype(
-    [("row", "i8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"),
-     ("seed", "u8"), ("index", "i8"), ("position", "i8"), ("token", "i8"), ("status", "i8"),
-     ("rank", "i8")]
-)  # fmt: skip
-Items = NDArray[np.void]
 
 
 def draw(logits: torch.Tensor, items: Items) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import target
-from octavo.layers import linear
-from octavo.layers.linear import Product, Products, StableRows
+from octavo.kernels.cpu import linear, target
+from octavo.kernels.cpu.batch_invariant import Product, cancelling_inputs
+from octavo.kernels.cpu.linear import CpuProducts
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROW_COUNTS = (*range(1, 36), 48, 63, 64, 65, 100, 129, 150, 200, 256, 300)
@@ -40,7 +40,7 @@ def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_products_are_right(rows: int, columns: int, has_bias: bool, dtype: torch.dtype) -> None:
     w = weight(rows, columns, dtype)
     bias = torch.randn(rows).to(dtype) if has_bias else None
-    product = Products("cpu", dtype).make(w, bias)
+    product = CpuProducts(dtype).make(w, bias)
     for count in (1, 2, 17, 70):
         x = torch.randn(count, columns).to(dtype)
         exact = F.linear(x.double(), w.double(), None if bias is None else bias.double())
@@ -53,10 +53,8 @@ def test_products_are_right(rows: int, columns: int, has_bias: bool, dtype: torc
 @pytest.mark.usefixtures("_kind")
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("rows", "columns"), [(96, 576), (576, 1536), (64, 2048), (64, 4864)])
-def test_a_row_has_the_same_bits_in_any_company(
-    rows: int, columns: int, dtype: torch.dtype
-) -> None:
-    product = Products("cpu", dtype, strict=True).make(weight(rows, columns, dtype))
+def test_a_row_has_the_same_bits_in_any_batch(rows: int, columns: int, dtype: torch.dtype) -> None:
+    product = CpuProducts(dtype, strict=True).make(weight(rows, columns, dtype))
     x = torch.randn(max(ROW_COUNTS), columns, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = product(x)
     for count in ROW_COUNTS:
@@ -78,54 +76,13 @@ def flawed(w: torch.Tensor, bad: set[int]) -> Product:
     return product
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize(
-    ("bad", "rows", "fit"),
-    [
-        (set(), 40, 40),
-        ({40}, 40, 41),
-        (set(range(1, 33)), 1, 33),
-        (set(range(33, 64)), 40, 64),
-        (set(range(193, 257)), 200, 257),
-        (set(range(129, 4096)), 1000, 128),
-        (set(range(129, 4096)) - {300}, 1000, 300),
-        (set(range(65, 4096)), 70, 64),
-        ({1}, 1, 2),
-    ],
-)
-def test_row_counts_that_disagree_are_found(
-    bad: set[int], rows: int, fit: int, dtype: torch.dtype
+def test_a_later_layer_makes_an_inconclusive_probe_conclusive(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    w = weight(48, 300, dtype)
-    assert StableRows(flawed(w, bad), w)[rows] == fit
-
-
-@pytest.mark.parametrize("bad", [{40}, set(range(129, 4096)), set(range(1, 64))])
-def test_padded_and_split_rows_join_without_a_seam(bad: set[int]) -> None:
-    w = weight(48, 300, BF16)
-    product = linear._with_stable_rows(flawed(w, bad), StableRows(flawed(w, bad), w))
-    exact = flawed(w, set())
-    for count in (1, 40, 128, 129, 300, 384):
-        x = linear._cancelling_inputs(w).repeat(24, 1)[:count]
-        assert torch.equal(product(x), exact(x)), count
-
-
-def test_a_zero_weight_does_not_blind_the_shape() -> None:
-    """The first layer may hold zeros, of which every order of summation gives the same."""
-    bad = set(range(193, 257))
-    zero, real = torch.zeros(48, 300), weight(48, 300, FP32)
-    fits = StableRows(flawed(zero, bad), zero)
-    assert fits.blind
-    fits.watch(flawed(real, bad), real)
-    assert not fits.blind
-    assert fits[200] == 257
-
-
-def test_a_later_layer_opens_the_eyes_of_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = set(range(193, 257))
     monkeypatch.setattr(linear, "_onednn", lambda packed, bias: flawed(packed.to_dense(), bad))
     monkeypatch.setattr(linear, "_has_onednn", lambda dtype: True)
-    products = Products("cpu", FP32)
+    products = CpuProducts(FP32)
     products.make(torch.zeros(48, 300))
     w = weight(48, 300, FP32)
     x = torch.randn(200, 300)
@@ -135,22 +92,12 @@ def test_a_later_layer_opens_the_eyes_of_a_shape(monkeypatch: pytest.MonkeyPatch
 def test_not_a_number_in_a_weight_is_no_error() -> None:
     w = weight(48, 300, FP32)
     w[3, 5] = float("nan")
-    Products("cpu", FP32).make(w)(torch.ones(3, 300))
-
-
-@pytest.mark.parametrize(
-    ("bad", "cheap"),
-    [(set(), True), ({200, 256}, True), (set(range(129, 4096)), True), ({2048}, True),
-     (set(range(65, 4096)), False), (set(range(250, 500)), True)],
-)  # fmt: skip
-def test_what_is_cheap(bad: set[int], cheap: bool) -> None:
-    w = weight(48, 300, BF16)
-    assert StableRows(flawed(w, bad), w).cheap(2048) is cheap
+    CpuProducts(FP32).make(w)(torch.ones(3, 300))
 
 
 def test_without_onednn_the_plain_product_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    products = Products("cpu", FP32)
+    products = CpuProducts(FP32)
     w = weight(96, 64, FP32)
     x = torch.randn(5, 64)
     torch.testing.assert_close(products.make(w)(x), F.linear(x, w))
@@ -162,8 +109,8 @@ def test_it_says_which_shapes_are_not_stable(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(linear, "_onednn", lambda packed, bias: flawed(packed.to_dense(), bad))
     monkeypatch.setattr(linear, "_has_onednn", lambda dtype: True)
     w = weight(48, 300, BF16)
-    loose, strict = Products("cpu", BF16), Products("cpu", BF16, strict=True)
-    x = linear._cancelling_inputs(w).repeat(20, 1)
+    loose, strict = CpuProducts(BF16), CpuProducts(BF16, strict=True)
+    x = cancelling_inputs(w).repeat(20, 1)
     assert not torch.equal(loose.make(w)(x), flawed(w, set())(x))
     assert torch.equal(strict.make(w)(x), flawed(w, set())(x))
     assert (loose.unstable, strict.unstable) == (["300x48"], [])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.runner import huge_pages
+from octavo.kernels.cpu import huge_pages
 
 
 def huge_bytes():

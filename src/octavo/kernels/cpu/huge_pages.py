@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.kernels.cpu import memory
 from octavo.log import get_logger
-from octavo.runner import memory
 
 logger = get_logger(__name__)
 

@@ -1,0 +1,86 @@
+"""The CPU as a device: `runner.device.Device` over the kernels and the memory of this machine."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.config import EngineConfig
+from octavo.kernels.cpu import fused_call, gguf_call, huge_pages, memory, sampling_call, target
+from octavo.kernels.cpu.graph import program
+from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu.linear import CpuProducts
+from octavo.kernels.cpu.memory import MachineMemory
+from octavo.kernels.dispatch import Ops, reference_ops
+from octavo.kernels.sampling import Items, Logprobs
+
+
+class CpuDevice:
+    """See `runner.device.Device`."""
+
+    name = "cpu"
+    torch_device = "cpu"
+    shares_host_memory = True
+    attention_order: Sequence[str] = ("cpu", "torch")
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._huge_pages = config.huge_pages
+
+    def start(self) -> None:
+        """Compile the kernels needed last in a process beside this one."""
+        Kernel.compile_ahead([*sampling_call.kernels(), program()])
+
+    def warm_up(self) -> None:
+        """Load the sampling kernels; all others have served the step that measured memory."""
+        for kernel in sampling_call.kernels():
+            kernel.load()
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16 where the processor multiplies it in hardware, else float32."""
+        return torch.bfloat16 if target.has_bf16() else torch.float32
+
+    def ops(self, dtype: torch.dtype) -> Ops:
+        """Compiled kernels; the reference for a dtype that has none."""
+        if dtype not in fused_call.DTYPES:
+            return reference_ops(f"there are no kernels for cpu in {dtype}")
+        reason = f"compiled kernels for {dtype} on {target.cpu()[0]}"
+        return Ops.of(fused_call.CpuOps(dtype), reason)
+
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> CpuProducts:
+        return CpuProducts(dtype, max_rows, deterministic)
+
+    def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
+        return gguf_call.decode(name, count, raw, out)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Put weights into huge pages, unless the configuration forbids it."""
+        return huge_pages.loading() if self._huge_pages else contextlib.nullcontext()
+
+    def memory(self) -> MachineMemory:
+        return memory.measure()
+
+    def peak_of(self, step: Callable[[], object]) -> int:
+        return memory.peak_of(step)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Reserved, not touched: the system maps a page when it is first written."""
+        tensor = torch.empty(shape, dtype=dtype)
+        if self._huge_pages:
+            huge_pages.request(tensor)
+        return tensor
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.empty(shape, dtype)
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        """The array's own memory as a tensor, without a copy."""
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    def draw(self, logits: torch.Tensor, items: Items) -> None:
+        sampling_call.draw(logits, items)
+
+    def logprobs(self, logits: torch.Tensor, items: Items) -> Logprobs:
+        return sampling_call.logprobs(logits, items)

@@ -1,0 +1,22 @@
+"""The calls of the compiled GGUF block decoders. Free of Numba."""
+
+import struct
+
+import torch
+
+from octavo.kernels.cpu.kernel import kernel
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_pack = struct.Struct("<6q").pack  # the slots of `gguf`
+
+
+def decode(name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
+    """Write the values of `count` blocks of ggml type `name` to `out`; False if not possible.
+
+    raw: uint8, whole blocks in order; out: contiguous, in host memory, float32 or bfloat16.
+    """
+    if out.device.type != "cpu" or out.dtype not in _NAMES:
+        return False
+    arguments = _pack(0, 0, count, count, raw.data_ptr(), out.data_ptr())
+    kernel("gguf:decode", f"{name}-{_NAMES[out.dtype]}").run(arguments)
+    return True

@@ -1,0 +1,135 @@
+"""Dense GEMMs y = x W^T + b on the CPU: AMX kernels, oneDNN, or quantized weights.
+
+The weight is laid out once and the plain copy is dropped: in tiles for our own kernel where
+there is AMX (`gemm_bf16`, batch-invariant by construction), else reordered for oneDNN, with
+`batch_invariant` around it. Quantized weights go to `gemm_int8`.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels.codes import Codes
+from octavo.kernels.cpu import gemm_bf16_call as gemm_bf16
+from octavo.kernels.cpu import target
+from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batch_invariant
+from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room
+from octavo.kernels.cpu.quantize import pack
+
+# Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns, any other
+# hint blocks of 32. With AMX the rows of the first agree over nearly all row counts, those of
+# the second fall into two or more groups; it takes 8% longer over a whole step of SmolLM2 at 64
+# rows and 9% at 2,048 (none at one row). Without AMX both agree and are equally fast. fp32: 64.
+_LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
+
+
+class CpuProducts:
+    """Makes the GEMMs of one model; equal shapes share what was probed of them.
+
+    max_rows: the largest step. In bf16 a shape that is batch-invariant only in small splits (on
+    AMX: many inner sizes above 2,048) is left as it is unless `strict`: that would double the
+    time of a long prompt. In fp32 rows always agree.
+    """
+
+    def __init__(self, dtype: torch.dtype, max_rows: int = 2048, strict: bool = False) -> None:
+        self._max_rows = max_rows
+        self._strict = strict or dtype == torch.float32
+        self._shapes: dict[tuple[int, int, bool], BatchInvariantRows] = {}
+        self._has_tiles = dtype == torch.bfloat16 and target.has_tiles()
+        self._has_onednn = dtype in _LAYOUT_ROWS and _has_onednn(dtype)
+        self._hint = _LAYOUT_ROWS.get(dtype, 1)
+        self._dtype, self._workspace = dtype, Room()
+        self._bytes: Counter[str] = Counter()  # of quantized weights, by method
+        self._num_tiled = 0
+
+    def make(
+        self,
+        weight: torch.Tensor | Codes,
+        bias: torch.Tensor | None = None,
+        max_rows: int | None = None,
+        method: str = "none",
+    ) -> Product:
+        """See `layers.linear.Products.make`."""
+        if method != "none":
+            packed = pack(weight, method)
+            self._bytes[method] += packed.num_bytes
+            return QuantizedWeight(packed, bias, self._dtype, self._workspace)
+        if isinstance(weight, Codes):
+            weight = weight.values().to(self._dtype)
+        if self._has_tiles and gemm_bf16.fits(weight):
+            self._num_tiled += 1
+            return gemm_bf16.TiledWeight(weight, bias)
+        if self._has_onednn:
+            op = torch.ops.mkldnn._reorder_linear_weight
+            product = _onednn(op(weight, self._hint), bias)
+        else:
+            product = _plain(weight, bias)
+        return self._invariant(product, weight, bias is not None, max_rows or self._max_rows)
+
+    def _invariant(
+        self, product: Product, weight: torch.Tensor, has_bias: bool, max_rows: int
+    ) -> Product:
+        """`product` made batch-invariant, where that is affordable or asked for."""
+        key = (weight.shape[0], weight.shape[1], has_bias)
+        if key not in self._shapes:
+            self._shapes[key] = BatchInvariantRows(product, weight)
+        counts = self._shapes[key]
+        if counts.inconclusive:
+            counts.probe(product, weight)
+        if self._strict or counts.is_affordable(max_rows):
+            return batch_invariant(product, counts)
+        return product
+
+    @property
+    def unstable(self) -> list[str]:
+        """The shapes, as "KxN", that are not batch-invariant."""
+        if self._strict:
+            return []
+        return [f"{k}x{n}" for (n, k, _), counts in self._shapes.items()
+                if not counts.is_affordable()]  # fmt: skip
+
+    def explain(self) -> str:
+        """What serves the products, for `octavo doctor`."""
+        parts = [
+            f"{how} weights ({size >> 20} MiB) x int8 rows on {target.int8_unit()}s"
+            for how, size in self._bytes.items()
+        ]
+        if self._num_tiled:
+            parts.append("bfloat16 on AMX tiles")
+        if self._shapes:
+            parts.append("oneDNN on reordered weights" if self._has_onednn else "torch linear")
+        if self.unstable:
+            return f"{'; '.join(parts)}; rows depend on their number in {', '.join(self.unstable)}"
+        return f"{'; '.join(parts)}; rows do not depend on their number"
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
+    """Whether torch can reorder a weight of this type and multiply with it."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(32, 32, dtype=dtype), 1)
+        _onednn(weight, None)(torch.zeros(1, 32, dtype=dtype))
+    except (RuntimeError, AttributeError):  # a build or processor without it
+        return False
+    return True
+
+
+def _onednn(packed: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    op = torch.ops.mkldnn._linear_pointwise.default
+    scalars: list[Any] = []
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = op(x, packed, bias, "none", scalars, "")
+        return out
+
+    return product
+
+
+def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    return product

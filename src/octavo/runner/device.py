@@ -1,0 +1,97 @@
+"""What the runner, the loader and the layers need of a device, as one protocol.
+
+Everything that differs between a CPU and a GPU is behind it; which devices there are is said in
+`octavo.devices`. Attention backends are chosen apart from it (`attention.registry`), in the
+device's order.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo import devices
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.kernels.sampling import SamplingKernels
+from octavo.models.loader import LoadingDevice
+from octavo.runner.memory import DeviceMemory
+
+
+@runtime_checkable
+class Device(LoadingDevice, SamplingKernels, Protocol):
+    """One device of an engine.
+
+    Of `LoadingDevice` it has what a model is built with: `torch_device`, `attention_order`,
+    `ops`, `products`, `decode_blocks`; of `SamplingKernels`, `draw` and `logprobs`.
+    """
+
+    @property
+    def name(self) -> str:
+        """As `octavo.devices` knows it."""
+        ...
+
+    @property
+    def shares_host_memory(self) -> bool:
+        """Whether host memory is the device's own, so that a swap pool takes from the same."""
+        ...
+
+    def start(self) -> None:
+        """Begin what takes long and is needed last, such as compiling, beside the load."""
+        ...
+
+    def warm_up(self) -> None:
+        """Finish it: no request after this waits for a compiler."""
+        ...
+
+    def default_dtype(self) -> torch.dtype:
+        """What `dtype="auto"` stands for."""
+        ...
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Surrounds the load of the weights."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """The device's memory now."""
+        ...
+
+    def peak_of(self, step: Callable[[], object]) -> int:
+        """Run `step`; bytes by which used memory was higher at its highest than before."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory on the device that lives as long as the engine."""
+        ...
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that is copied from and to the device."""
+        ...
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        """An input of a step on the device; `array` is not changed while the step runs.
+
+        name: the same for the same input of every step, so that a device can keep one buffer of
+        fixed address for each. The tensor is valid until the next of that name.
+        """
+        ...
+
+
+def create_device(config: EngineConfig) -> Device:
+    """The device that `config` names. Raises ConfigError if it is unknown or incomplete."""
+    device = devices.create(config.device, config)
+    if not isinstance(device, Device):
+        members = {name for kind in Device.__mro__ for name in vars(kind) if name[0] != "_"}
+        lacking = sorted(name for name in members if not hasattr(device, name))
+        raise ConfigError(f"device {config.device!r} lacks {', '.join(lacking)}")
+    return device
+
+
+def cpu(config: EngineConfig) -> Device:
+    """The processor and its memory."""
+    from octavo.kernels.cpu.device import CpuDevice
+
+    return CpuDevice(config)
