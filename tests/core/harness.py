@@ -5,6 +5,7 @@ a row that reads a wrong, overwritten or not yet written slot is caught on the s
 luck through a different token.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -183,12 +184,21 @@ class Bench:
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.requests: dict[str, Request] = {}
         self.plans: list[StepPlan] = []
+        self.in_flight: deque[StepPlan] = deque()
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
         self.requests[request.request_id] = request
 
-    def step(self) -> list[Update]:
+    def step(self, depth: int = 1) -> list[Update]:
+        """Schedule a plan; commit the oldest ones until fewer than `depth` are in flight."""
+        self.schedule()
+        updates: list[Update] = []
+        while len(self.in_flight) >= depth:
+            updates += self.commit()
+        return updates
+
+    def schedule(self) -> StepPlan:
         self.steps += 1
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
@@ -196,6 +206,14 @@ class Bench:
         assert len(plan.rows) <= self.seqs
         if self.check:
             self.scheduler.check()
+            for earlier in self.in_flight:
+                self._check_apart(earlier, plan)
+        self.in_flight.append(plan)
+        return plan
+
+    def commit(self) -> list[Update]:
+        """Execute and commit the oldest plan in flight."""
+        plan = self.in_flight.popleft()
         result = self.runner.execute(plan)
         self.now += self.cost(plan)
         updates = self.scheduler.commit(plan, result, self.now)
@@ -204,6 +222,20 @@ class Bench:
         for update in updates:
             self._note(update)
         return updates
+
+    def drain(self) -> None:
+        while self.in_flight:
+            self.commit()
+
+    def _check_apart(self, earlier: StepPlan, later: StepPlan) -> None:
+        """`later` writes to no block that a row of another request in `earlier` uses."""
+        size = self.kv.block_size
+        owners = {block: row.request_id for row in earlier.rows for block in row.block_ids}
+        assert not {copy.target for copy in later.copies if copy.kind != "out"} & owners.keys()
+        for row in later.rows:
+            end = row.start + len(row.token_ids)
+            for block in row.block_ids[row.start // size : -(-end // size)]:
+                assert owners.get(block, row.request_id) == row.request_id, "a block in use"
 
     def _note(self, update: Update) -> None:
         key = (update.request_id, update.index)
@@ -219,13 +251,14 @@ class Bench:
             assert outcome.prompt_logprobs is None, "prompt log-probabilities came twice"
             outcome.prompt_logprobs = update.prompt_logprobs
 
-    def run(self, requests: Iterable[Request] = (), limit: int = 20_000) -> None:
+    def run(self, requests: Iterable[Request] = (), limit: int = 20_000, depth: int = 1) -> None:
         for request in requests:
             self.add(request)
         start = self.steps
         while self.scheduler.has_work():
-            self.step()
+            self.step(depth)
             assert self.steps - start < limit, "no end in sight"
+        self.drain()
         self.check_idle()
 
     def check_idle(self) -> None:
@@ -233,6 +266,7 @@ class Bench:
         self.scheduler.check()
         assert self.kv.pool.num_used == 0
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.num_in_flight == 0
         assert self.scheduler.num_swapped == 0
         assert not self.kv.take_copies()
         usage = self.kv.usage()

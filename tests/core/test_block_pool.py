@@ -164,7 +164,8 @@ def operations(num_blocks: int) -> int:
                 make(f"r{number}", [*shared, *range(number, number + 50)], 20, n=1 + number % 2)
             )
             bench.step()
-        bench.scheduler._preempt(next(iter(bench.scheduler._running)))
+        queues = bench.scheduler.queues
+        queues.preempt(next(iter(queues.running)), bench.now)
         while bench.scheduler.has_work():
             bench.step()
     finally:

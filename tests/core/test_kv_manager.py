@@ -18,7 +18,7 @@ def computed(kv: KVManager, request: Request, count: int) -> Request:
     kv.match(request)
     assert kv.grow(request, count - request.num_computed)
     request.num_computed = count
-    kv.publish(request)
+    kv.publish(request, request.num_computed)
     kv.check()
     return request
 

@@ -15,8 +15,8 @@ from octavo.core.policy import (
     RequestView,
     create_policy,
 )
-from octavo.core.scheduler import MAX_DISPLACED, MAX_OVERTAKEN
 from octavo.core.slo import SLOScheduler
+from octavo.core.step import MAX_DISPLACED, MAX_OVERTAKEN
 from octavo.errors import ConfigError
 
 
@@ -421,5 +421,5 @@ def test_auto_preemption_takes_the_cheaper_way(block: float, swaps: bool) -> Non
 
 def test_measured_copies_are_taken_as_told() -> None:
     bench = Bench(num_host_blocks=10)
-    bench.scheduler.observe_copies(4, 0.02)
+    bench.scheduler.rates.note_copies(4, 0.02)
     assert bench.scheduler.rates.block_seconds == pytest.approx(0.005)

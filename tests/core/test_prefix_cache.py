@@ -126,8 +126,6 @@ def test_pfx_10_an_adapter_has_its_own_blocks() -> None:
         bench.run([make(f"r{order}", prompt(64), 2, adapter=adapter)])
     cached = [bench.outcomes[f"r{i}", 0].num_cached_tokens for i in range(7)]
     assert cached == [0, 0, 0, 0, 63, 63, 63]
-    rows = [row for plan in bench.plans for row in plan.rows if row.request_id == "r3"]
-    assert {row.adapter for row in rows} == {"a@2"}
 
 
 @pytest.mark.parametrize("blocks", [16, 200])

@@ -15,8 +15,9 @@ from octavo.core.kv_manager import KVManager
 from octavo.core.plan import SampleSpec, StepResult
 from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
 from octavo.core.request import Request
-from octavo.core.scheduler import LOOK_AHEAD, MAX_OVERTAKEN, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.slo import SLOScheduler
+from octavo.core.step import LOOK_AHEAD, MAX_OVERTAKEN
 from octavo.errors import ConfigError, ContextLengthError, EngineError, RequestError
 
 
@@ -389,16 +390,91 @@ def test_block_ids_keep_their_identity_and_history_is_only_given_where_needed() 
     assert all(not spec.prompt_ids for row in rows for spec in row.samples)
 
 
-def test_a_result_that_is_not_of_the_last_plan_is_refused() -> None:
-    bench = Bench()
-    bench.add(make("r", prompt(20), 5))
-    plan = bench.scheduler.schedule(0.0)
-    result = bench.runner.execute(plan)
-    with pytest.raises(EngineError, match="does not belong"):
-        bench.scheduler.commit(plan, StepResult(plan.step + 1, result.rows), 0.1)
-    bench.scheduler.schedule(0.2)
-    with pytest.raises(EngineError, match="does not belong"):
-        bench.scheduler.commit(plan, result, 0.3)
+def test_plans_in_flight_are_committed_once_in_order_each_with_its_result() -> None:
+    bench = Bench(budget=64)
+    bench.add(make("a", prompt(100), 3))
+    first = bench.scheduler.schedule(0.0)
+    second = bench.scheduler.schedule(0.1)
+    assert [(row.start, len(row.token_ids)) for row in (*first.rows, *second.rows)] == [
+        (0, 64),
+        (64, 36),
+    ]
+    results = [bench.runner.execute(plan) for plan in (first, second)]
+    commit = bench.scheduler.commit
+    with pytest.raises(EngineError, match="plan 2 cannot be committed: plan 1 is next"):
+        commit(second, results[1], 0.2)
+    with pytest.raises(EngineError, match=r"result 2 \(1 rows\) does not belong to plan 1"):
+        commit(first, results[1], 0.2)
+    with pytest.raises(EngineError, match=r"result 1 \(0 rows\) does not belong"):
+        commit(first, StepResult(1, ()), 0.2)
+    bench.scheduler.check()
+    assert commit(first, results[0], 0.2) == []
+    assert len(commit(second, results[1], 0.3)) == 1
+    with pytest.raises(EngineError, match="plan 2 cannot be committed: none is next"):
+        commit(second, results[1], 0.4)
+    bench.scheduler.check()
+
+
+def test_blocks_are_published_when_their_plan_is_committed() -> None:
+    bench = Bench(budget=64)
+    bench.add(make("a", prompt(160), 3))
+    for _ in range(3):
+        bench.schedule()
+    for tokens in (64, 128, 160):
+        bench.commit()
+        assert bench.kv.usage().cached_blocks == tokens // 16
+
+
+def test_a_request_that_awaits_its_token_is_not_served_before_the_commit() -> None:
+    bench = Bench(budget=64)
+    bench.add(make("a", prompt(20), 3))
+    assert [len(bench.schedule().rows) for _ in range(3)] == [1, 0, 0]
+    bench.add(make("b", prompt(20, 1), 3))
+    assert [row.request_id for row in bench.schedule().rows] == ["b"]
+    for _ in range(3):
+        bench.commit()
+    assert [row.request_id for row in bench.schedule().rows] == ["a"]
+    bench.run()
+    same_as_alone(bench)
+
+
+def test_equal_prompts_wait_for_the_blocks_that_a_plan_in_flight_computes() -> None:
+    bench = Bench(budget=4096)
+    bench.add(make("r0", prompt(1008), 2))
+    bench.schedule()
+    for number in range(1, 8):
+        bench.add(make(f"r{number}", prompt(1008), 2))
+    assert bench.schedule().rows == ()
+    bench.run(depth=3)
+    assert bench.runner.tokens == 1008 + 7 + 8
+    same_as_alone(bench)
+
+
+def test_blocks_of_an_aborted_request_stay_its_own_while_a_plan_in_flight_writes_them() -> None:
+    bench = Bench(blocks=9, budget=64, caching=False)
+    bench.add(make("a", prompt(120), 5))
+    bench.schedule()
+    bench.schedule()
+    assert bench.scheduler.abort("a")
+    assert bench.kv.pool.num_free == 0
+    bench.add(make("a", prompt(100, 1), 5))  # the id is free again, the memory is not
+    assert bench.schedule().rows == ()
+    assert bench.commit() == []
+    assert bench.kv.pool.num_free == 0  # the second plan still writes
+    assert bench.commit() == []
+    assert bench.kv.pool.num_free == 8
+    bench.run()
+    same_as_alone(bench)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_memory_runs_out_while_the_victim_is_in_flight(depth: int) -> None:
+    """The request that lacks a block waits for the commit, then the latest one is preempted."""
+    bench = Bench(blocks=14, caching=False)
+    bench.run([make(f"r{i}", prompt(20, i), 100) for i in range(6)], depth=depth)
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.requests["r0"].num_preemptions == 0
+    same_as_alone(bench)
 
 
 class Spiteful(FIFOScheduler):
@@ -448,11 +524,13 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_operations(seed: int, mode: str, policy: str) -> None:
-    """Adds, aborts, stops, forks and steps in any order; every block accounted for each time."""
+def test_random_operations(seed: int, mode: str, policy: str, depth: int) -> None:
+    """Adds, aborts, stops, forks and steps in any order, with up to `depth` plans in flight;
+    every block accounted for each time."""
     rng = random.Random(f"{seed}{mode}{policy}")
     bench = Bench(
         blocks=rng.choice([9, 14, 30, 200]),
@@ -468,7 +546,7 @@ def test_random_operations(seed: int, mode: str, policy: str) -> None:
     gone: set[str] = set()
     for number in range(40):
         for _ in range(rng.randrange(6)):
-            bench.step()
+            bench.step(depth if rng.random() < 0.8 else 1)
         length = min(rng.choice([1, 5, 16, 20, 48, 60]), window - 1)
         shared = prompt(100, rng.randrange(2))[: rng.randrange(length + 1)]
         request = make(
@@ -496,7 +574,7 @@ def test_random_operations(seed: int, mode: str, policy: str) -> None:
         if rng.random() < 0.03:
             bench.kv.reset_prefix_cache()
         bench.scheduler.check()
-    bench.run()
+    bench.run(depth=depth)
     bench.requests = {k: v for k, v in bench.requests.items() if k not in gone}
     same_as_alone(bench)
     for request in bench.requests.values():

@@ -205,10 +205,11 @@ class KVManager:
             self.pool.share(block)
         self._holders[child] = None
 
-    def publish(self, request: Request) -> None:
-        """After a step: let others find the blocks of `request` that are now full."""
+    def publish(self, request: Request, computed: int) -> None:
+        """After a step: let others find the blocks of `request` whose tokens are computed, which
+        the first `computed` tokens are."""
         if self.caching:
-            self.cache.publish(request)
+            self.cache.publish(request, computed)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies asked for since the last call, in order."""

@@ -62,8 +62,6 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     samples: tuple[SampleSpec, ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: tuple[int, ...] = ()
-    adapter: str | None = None
-    num_drafts: int = 0
 
 
 class BlockCopy(msgspec.Struct, frozen=True, gc=False):
@@ -75,11 +73,15 @@ class BlockCopy(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
-    """A step: first the copies, in order, then the rows, all at once."""
+    """A step: first the copies, in order, then the rows, all at once.
+
+    Steps are executed in the order of their numbers. planned_at: seconds of the engine's clock.
+    """
 
     step: int
     rows: tuple[PlanRow, ...]
     copies: tuple[BlockCopy, ...] = ()
+    planned_at: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -51,10 +51,10 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def publish(self, request: Request) -> None:
-        """Let others find the blocks of `request` that are full and computed by now."""
+    def publish(self, request: Request, computed: int) -> None:
+        """Let others find the full blocks among the first `computed` tokens of `request`."""
         table = request.table
-        full = request.num_computed // self.block_size
+        full = computed // self.block_size
         if full <= table.num_published:
             return
         names = self.names(request, full)

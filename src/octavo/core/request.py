@@ -45,10 +45,9 @@ class Request:
     __slots__ = (
         "adapter", "arrival_time", "bad_words", "block_hashes", "cache_salt",
         "deadline", "displaced", "eos_ids", "host_blocks", "index", "last_token_at", "max_tokens",
-        "num_cached_tokens", "num_computed", "num_preemptions", "num_prompt_tokens", "overtaken",
-        "params",
-        "priority", "prompt_ids",
-        "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
+        "num_cached_tokens", "num_computed", "num_in_flight", "num_preemptions",
+        "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids", "prompt_logprobs",
+        "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
         "table", "tokens", "waited", "waiting_since",
     )  # fmt: skip
 
@@ -88,7 +87,9 @@ class Request:
 
         self.tokens = list(prompt_token_ids)  # prompt, then output
         self.num_prompt_tokens = len(self.tokens)
-        self.num_computed = 0  # tokens[:num_computed] have their KV in `table`
+        # tokens[:num_computed] have their KV in `table`, or a plan in flight computes it.
+        self.num_computed = 0
+        self.num_in_flight = 0  # plans, scheduled and not yet committed, that have a row of it
         self.num_cached_tokens = 0  # of the prompt, found in the cache when it first ran
         self.status = Status.WAITING
         self.table = BlockTable()

@@ -1,0 +1,100 @@
+"""The running and the waiting requests, and the way of a request from one queue to the other.
+
+A preempted request gives up its blocks: they are swapped out to the host, or recomputed later.
+Which request runs, and when, is decided elsewhere (`step`, `scheduler`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Literal
+
+from octavo.core.block_pool import expect
+from octavo.core.kv_manager import KVManager
+from octavo.core.rates import Rates
+from octavo.core.request import Request, Status
+
+PreemptionMode = Literal["auto", "swap", "recompute"]
+
+
+class Queues:
+    """running: in the order in which they started. waiting: preempted requests first, then by
+    arrival. Sets are dicts, since their order matters.
+
+    preemption_mode: what `preempt` does with the KV of a request; auto chooses what is expected
+    to take less time, by `rates`.
+    """
+
+    def __init__(self, kv: KVManager, rates: Rates, preemption_mode: PreemptionMode) -> None:
+        self.kv = kv
+        self.rates = rates
+        self.preemption_mode = preemption_mode
+        self.running: dict[Request, None] = {}
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
+        self.num_preemptions = 0  # for memory and by displacement
+        self.num_displaced = 0
+        self.num_swap_outs = 0
+        self.peak_running = 0
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting[request] = None
+
+    def run(self, request: Request) -> None:
+        """Move `request` to the running ones; it has its blocks already."""
+        self.waiting.pop(request, None)
+        request.status = Status.RUNNING
+        self.running[request] = None
+        self.peak_running = max(self.peak_running, len(self.running))
+
+    def remove(self, request: Request) -> None:
+        self.running.pop(request, None)
+        self.waiting.pop(request, None)
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Take its blocks from a running request, because others need them."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        self.requeue(request, now)
+
+    def displace(self, request: Request, now: float) -> None:
+        """Preempt a running request in favour of a waiting one."""
+        num_tokens, times = request.displaced
+        again = num_tokens == len(request.tokens)
+        request.displaced = len(request.tokens), times + 1 if again else 1
+        self.num_displaced += 1
+        self.preempt(request, now)
+
+    def requeue(self, request: Request, now: float) -> None:
+        """Release all blocks of a running request; it waits ahead of those that never ran."""
+        if self._prefers_swap(request) and self.kv.swap_out(request):
+            request.status = Status.SWAPPED
+            self.num_swap_outs += 1
+        else:
+            self.kv.free(request)
+            request.status = Status.PREEMPTED
+        self.running.pop(request, None)
+        request.waiting_since = now
+        self.waiting[request] = None
+        self.waiting.move_to_end(request, last=False)
+
+    def check(self, live: Collection[Request]) -> None:
+        """Verify that the queues hold just the `live` requests; raises EngineError."""
+        expect(self.running.keys() | self.waiting.keys() == live, "a live request has no queue")
+        expect(not self.running.keys() & self.waiting.keys(), "a request is in both queues")
+        for request in live:
+            running = request.status is Status.RUNNING
+            expect(running == (request in self.running), f"{request!r} is in the wrong queue")
+            expect(running or not request.table.blocks, f"{request!r} waits and holds blocks")
+            expect(running or not request.num_in_flight, f"{request!r} waits and is in flight")
+            swapped = request.status is Status.SWAPPED
+            expect(swapped == bool(request.host_blocks), f"{request!r} has a wrong status")
+
+    def _prefers_swap(self, request: Request) -> bool:
+        if self.preemption_mode == "recompute" or not request.num_computed:
+            return False
+        if self.preemption_mode == "swap":
+            return True
+        tokens, blocks = self.kv.leaving_cost(request)
+        token, block = self.rates.token_seconds, self.rates.block_seconds
+        if token is None or block is None:
+            return tokens > 0  # swap once, to measure its cost
+        return blocks * block < tokens * token
