@@ -42,7 +42,10 @@ def main() -> int:
     args = parser.parse_args()
     found: dict[str, str] = {}
     for mode in args.modes.split(","):
-        found[mode] = answers(args.model, **MODES[mode])
+        try:
+            found[mode] = answers(args.model, **MODES[mode])
+        except Exception as error:  # noqa: BLE001 - a mode that fails is a finding, not the end
+            found[mode] = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"{mode}: {found[mode]}", flush=True)
     print(json.dumps(found))
     return 0

@@ -66,7 +66,8 @@ def _answers(
     differing = [mode for mode in modes if found[0].get(mode) != found[1].get(mode)]
     return _row(
         before, f"answers, {held_to}", len(modes), len(modes) - len(differing),
-        same=not differing, differing=differing, hashes=found[1],
+        same=not differing, differing=differing,
+        hashes_before=found[0], hashes=found[1],
     )  # fmt: skip
 
 
