@@ -1,5 +1,10 @@
 """Integer products: exact sums, so equal to the reference but for one rounding, in any company."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -146,3 +151,18 @@ def test_a_packed_weight_knows_its_size():
     packed = int4(33, 100)[0]
     assert isinstance(packed, PackedWeight)
     assert (packed.out_size, packed.in_size, packed.group) == (33, 100, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_processor_without_avx512(tmp_path):
+    """These tests once more, in a process that is limited to AVX2."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        pytest.skip("this is that process")
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path), "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__], env=environment, capture_output=True, text=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

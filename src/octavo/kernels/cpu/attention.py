@@ -34,6 +34,7 @@ import numpy as np
 from numba import types
 
 from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import amx
 from octavo.kernels.cpu import tiles as cpu_tiles
 from octavo.kernels.cpu.simd import (
     LANES,
@@ -477,7 +478,7 @@ def attention(variant: str) -> Any:
         room_k = new_o + at.SUB * dim * 4
         room_v = room_k + at.KEYS * depth * size
         if tiles:
-            cpu_tiles.tiles_shape(scratch + at.CONFIG, min(rows, 16))
+            amx.configure(scratch + at.CONFIG, min(rows, 16), min(rows, 16))
         for i in range(count):
             pack_q(a, geti(members + 8 * i), q + i * groups * depth * size, depth)
         start = index * at.KEYS
@@ -512,7 +513,7 @@ def attention(variant: str) -> Any:
         room_k = new_o + at.SUB * dim * 4
         room_v = room_k + at.KEYS * depth * size
         if tiles:
-            cpu_tiles.tiles_shape(scratch + at.CONFIG, min(rows, 16))
+            amx.configure(scratch + at.CONFIG, min(rows, 16), min(rows, 16))
         pack_q(a, item, q, depth)
         nothing(o, m, l, rows, dim)
         shared, position = geti(item + at.COUNT) != 0, geti(item + at.POSITION)
@@ -574,7 +575,7 @@ def attention(variant: str) -> Any:
                 attend(a, item, scratch)
             index = take(a + at.COUNTER)
         if tiles:
-            cpu_tiles.tiles_off()
+            amx.release()
 
     def attention(a: int) -> None:
         work(a)

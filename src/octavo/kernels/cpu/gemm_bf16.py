@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import amx
 from octavo.kernels.cpu.simd import (
     I8,
     I16,
@@ -34,7 +35,6 @@ from octavo.kernels.cpu.simd import (
     offset,
     op,
     pointer,
-    seti,
     stack,
     store,
     take,
@@ -47,7 +47,6 @@ from octavo.kernels.cpu.simd import (
     vsplat,
     vstoreh,
 )  # fmt: skip
-from octavo.kernels.cpu.tiles import store_tiles, sum_tiles, tiles_off, tiles_on
 
 _LOG2E = 1.4426950408889634
 
@@ -64,8 +63,8 @@ def _product(tall: int, wide: int) -> Any:
             blocks = [here, b.add(here, next_block)]
             return lambda j: (pointer(b, offset(b, blocks[j // 2], j % 2 * 1024), I8), line)
 
-        sum_tiles(b, tall, wide, turns, x, x_stride, piece)
-        store_tiles(b, tall, wide, c, c_stride)
+        amx.sum_tiles(b, tall, wide, turns, x, x_stride, piece)
+        amx.store_tiles(b, tall, wide, c, c_stride)
 
     return op(types.void, *[types.int64] * 6)(product)
 
@@ -82,19 +81,6 @@ def _put_rows(b, to, stride, c, c_stride, rows):
         return []
 
     loop(b, rows, [], row)
-
-
-@jit
-def _shape(config, first, second):
-    """Tile registers for `first` rows of x, and `second` rows after them (see `sum_tiles`)."""
-    seti(config, 1)
-    for i in range(1, 8):
-        seti(config + 8 * i, 0)
-    seti(config + 16, 0x0040004000400040)
-    seti(config + 24, 0x0040004000400040)
-    rows = first * 0x0000000100000101 + second * 0x0000010001010000
-    seti(config + 48, 0x1010000000000000 + rows)
-    tiles_on(config)
 
 
 def _stores(gated: bool) -> Any:
@@ -168,14 +154,14 @@ def linear(kind: str) -> Any:
                 put(a, c, 128, row, 32, block)
             left = (last - first) % 32
             if left > 16:
-                _shape(config, 16, left - 16)
+                amx.configure(config, 16, left - 16)
                 p22(c, 128, x + (last - left) * stride, stride, w, turns)
             elif left > 0:
-                _shape(config, left, left)
+                amx.configure(config, left, left)
                 p12(c, 128, x + (last - left) * stride, stride, w, turns)
             if left > 0:
                 put(a, c, 128, last - left, left, block)
-                _shape(config, 16, 16)
+                amx.configure(config, 16, 16)
 
     @jit
     def work(a):
@@ -184,7 +170,7 @@ def linear(kind: str) -> Any:
         tall, wide = geti(a + at.L_TALL), geti(a + at.L_WIDE)
         across = (blocks + wide - 1) // wide
         count = (rows + tall - 1) // tall * across
-        _shape(config, min(rows, 16), min(rows, 16))
+        amx.configure(config, min(rows, 16), min(rows, 16))
         index = take(a)
         while index < count:
             row, block = index // across * tall, index % across * wide
@@ -194,7 +180,7 @@ def linear(kind: str) -> Any:
             else:
                 many(a, row, min(row + tall, rows), block, end, config + 64, config)
             index = take(a)
-        tiles_off()
+        amx.release()
 
     def linear(a: int) -> None:
         work(a)

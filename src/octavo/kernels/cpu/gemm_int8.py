@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi as at
-from octavo.kernels.cpu import tiles as cpu_tiles
+from octavo.kernels.cpu import amx
 from octavo.kernels.cpu.fused import _memory as memory
 from octavo.kernels.cpu.simd import (
     FEATURES,
@@ -148,8 +148,8 @@ def _tile_dots(tall: int) -> Any:
             places = [b.add(here, b.mul(panel, ir.Constant(I64, p))) for p in range(2)]
             return lambda p: (pointer(b, places[p], I8), ir.Constant(I64, 64))
 
-        cpu_tiles.sum_tiles(b, tall, 2, steps, q, q_stride, piece, "tdpbusd")
-        cpu_tiles.store_tiles(b, tall, 2, sums, ir.Constant(I64, _SUMS))
+        amx.sum_tiles(b, tall, 2, steps, q, q_stride, piece, "tdpbusd")
+        amx.store_tiles(b, tall, 2, sums, ir.Constant(I64, _SUMS))
 
     return op(types.void, *[_ADDRESS] * 6)(dots)
 
@@ -254,7 +254,7 @@ def product(variant: str) -> Any:
     told, tiles = bits == "int4", unit == "tiles"
     # A vector must hold a word of 16 columns; with more rows it is better to tell them once.
     at_once = _FEW if told and LANES == 16 else 0
-    block, few = _block(tiles), _few()
+    block, few = _block(tiles), _few() if at_once else _block(tiles)
 
     @jit
     def quantize(a, r):
@@ -329,14 +329,15 @@ def product(variant: str) -> Any:
         rows = min(geti(a + at.ROWS), first + at.Q_ROWS)
         sums, weights = scratch, geti(a + at.Q_WEIGHTS) + pair * 32 * depth
         stride = geti(a + at.Q_Q_STRIDE)
-        if rows <= at_once:
-            groups, each = geti(a + at.Q_NUM_GROUPS), geti(a + at.Q_GROUP)
-            codes = geti(a + at.Q_WEIGHTS) + pair * depth * 16
-            factors = geti(a + at.Q_FACTORS) + pair * groups * 128
-            q = geti(a + at.Q_Q)
-            few(sums, q, stride, rows, codes, depth * 8, factors, groups * 64, each, depth // 32)
-            put(a, sums, 0, rows, pair * 32)
-            return
+        if at_once > 0:  # noqa: SIM102  # a constant: without it nothing here is compiled
+            if rows <= at_once:
+                groups, each = geti(a + at.Q_NUM_GROUPS), geti(a + at.Q_GROUP)
+                codes = geti(a + at.Q_WEIGHTS) + pair * depth * 16
+                factors = geti(a + at.Q_FACTORS) + pair * groups * 128
+                q, last = geti(a + at.Q_Q), depth // 32
+                few(sums, q, stride, rows, codes, depth * 8, factors, groups * 64, each, last)
+                put(a, sums, 0, rows, pair * 32)
+                return
         if told:
             weights = scratch + 32 * _SUMS
             tell(a, 2 * pair, weights, depth)
@@ -358,7 +359,7 @@ def product(variant: str) -> Any:
         items = pairs * ((rows + at.Q_ROWS - 1) // at.Q_ROWS)
         scratch = geti(a + at.Q_SCRATCH) + take(a + at.Q_THREAD) * geti(a + at.Q_SCRATCH_SIZE)
         if tiles:
-            cpu_tiles.tiles_shape(scratch + 32 * _SUMS - 64, min(rows, 16))
+            amx.configure(scratch + 32 * _SUMS - 64, min(rows, 16), min(rows, 16))
         while _peek(a + at.Q_DONE) < rows:  # those that other threads took
             pass
         index = take(a + at.COUNTER)
@@ -366,7 +367,7 @@ def product(variant: str) -> Any:
             item(a, index, scratch)
             index = take(a + at.COUNTER)
         if tiles:
-            cpu_tiles.tiles_off()
+            amx.release()
 
     def kernel(a: int) -> None:
         work(a)

@@ -23,9 +23,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from octavo.kernels.cpu.amx import store_tiles, sum_tiles
 from octavo.kernels.cpu.simd import (
     HAS_DOT,
-    I8,
     I32,
     I64,
     LANES,
@@ -40,8 +40,6 @@ from octavo.kernels.cpu.simd import (
     loop,
     offset,
     op,
-    pointer,
-    seti,
     splat,
     store,
 )
@@ -204,78 +202,6 @@ def vector_products(half: bool) -> tuple[Any, Any]:
 
 
 # -- AMX ------------------------------------------------------------------------------------
-# Tile registers: 0-3 sums, 4-5 rows of Q or P, 6-7 pieces of K or V.
-
-
-def _tile(b: Any, name: str, *values: Any) -> None:
-    call(b, f"llvm.x86.{name}", ir.VoidType(), *values)
-
-
-def _number(register: int) -> Any:
-    return ir.Constant(I8, register)
-
-
-def _tile_load(b: Any, register: int, address: Any, stride: Any) -> None:
-    _tile(b, "tileloadd64", _number(register), pointer(b, address, I8), stride)
-
-
-@op(types.void, types.int64)
-def tiles_on(b, config):
-    """Load the 64 bytes at `config`: the shapes of the tile registers."""
-    _tile(b, "ldtilecfg", pointer(b, config, I8))
-
-
-@op(types.void)
-def tiles_off(b):
-    """Give the tile registers back; oneDNN sets them up anew."""
-    _tile(b, "tilerelease")
-
-
-@jit
-def tiles_shape(config, rows):
-    """Write and load the shapes: sums and rows of Q are rows x 64 bytes, pieces 16 x 64."""
-    seti(config, 1)
-    for i in range(1, 8):
-        seti(config + 8 * i, 0)
-    seti(config + 16, 0x0040004000400040)
-    seti(config + 24, 0x0040004000400040)
-    seti(config + 48, 0x1010000000000000 + rows * 0x0000010101010101)
-    tiles_on(config)
-
-
-def sum_tiles(
-    b: Any, tall: int, wide: int, turns: Any, a: Any, a_stride: Any, piece: Any,
-    dot: str = "tdpbf16ps",
-) -> None:  # fmt: skip
-    """sums[i][j] over `turns`: rows at a + 64 * turn, pieces where piece(turn, j) says.
-
-    dot: the instruction, which says what a line of 64 bytes holds.
-    """
-    for register in range(tall * wide):
-        _tile(b, "tilezero", _number(register))
-
-    def turn(i):
-        at = b.add(a, b.mul(i, ir.Constant(I64, 64)))
-        for t in range(tall):
-            row = b.add(at, b.mul(a_stride, ir.Constant(I64, 16 * t)))
-            _tile_load(b, 4 + t, row, a_stride)
-        where = piece(i)
-        for j in range(wide):
-            register = 6 + j % 2
-            _tile_load(b, register, *where(j))
-            for t in range(tall):
-                _tile(b, dot, *map(_number, (t * wide + j, 4 + t, register)))
-        return []
-
-    loop(b, turns, [], turn)
-
-
-def store_tiles(b: Any, tall: int, wide: int, base: Any, stride: Any) -> None:
-    for t in range(tall):
-        row = b.add(base, b.mul(stride, ir.Constant(I64, 16 * t)))
-        for j in range(wide):
-            to = pointer(b, offset(b, row, 64 * j), I8)
-            _tile(b, "tilestored64", _number(t * wide + j), to, stride)
 
 
 def _tile_scores(tall: int, wide: int) -> Any:
