@@ -10,6 +10,7 @@ from octavo.version import __version__
 
 if TYPE_CHECKING:
     from octavo import attention as attention
+    from octavo import devices as devices
     from octavo import schedulers as schedulers
     from octavo.llm import LLM as LLM
     from octavo.outputs import CompletionOutput as CompletionOutput
@@ -26,6 +27,7 @@ _WHERE = {
     "RequestOutputKind": "octavo.params",
     "SamplingParams": "octavo.params",
     "attention": "octavo.attention",
+    "devices": "octavo.devices",
     "schedulers": "octavo.schedulers",
 }
 
@@ -38,6 +40,7 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "attention",
+    "devices",
     "schedulers",
 ]
 

@@ -14,6 +14,7 @@ PUBLIC = [
     "SamplingParams",
     "__version__",
     "attention",
+    "devices",
     "schedulers",
 ]
 

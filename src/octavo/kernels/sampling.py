@@ -1,7 +1,7 @@
 """What a device's sampling kernels take and write: one item for each token to draw.
 
-The meaning of the fields is said in `runner.sampler`, ties and random numbers in
-`kernels.reference`.
+`ReferenceSampling` is the specification: the order of tokens, the filters, the random numbers.
+What is done to logits before (penalties, bias, masks) is `runner.sampler`'s business.
 """
 
 from typing import Protocol
@@ -23,6 +23,7 @@ ITEM = np.dtype(
      ("rank", "i8")]
 )  # fmt: skip
 Items = NDArray[np.void]
+Floats = NDArray[np.float64]
 Logprobs = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -40,3 +41,76 @@ class SamplingKernels(Protocol):
         """(ids, log-softmax), each [N, 1 + most `top_k`]: an item's own token, then its `top_k`
         likeliest. NaN where an item has fewer, or a bad status. Writes `rank` and `status`."""
         ...
+
+
+class ReferenceSampling:
+    """`SamplingKernels` in NumPy, one row at a time.
+
+    Tokens rank by logit, the largest first, equal ones by id. Temperature, then top-k, then the
+    shortest prefix whose probabilities reach top-p, then min-p. Of the kept tokens, that with the
+    smallest E / weight is drawn (exponential race): E = -log1p(-v), with v the output number
+    `token` of SplitMix64 in a state made of (seed, index, position). So a draw depends on nothing
+    but these and the row.
+    """
+
+    def draw(self, logits: torch.Tensor, items: Items) -> None:
+        """See `SamplingKernels.draw`."""
+        table = logits.float().cpu().numpy().astype(np.float64)
+        for item in items:
+            x = table[item["row"]]
+            item["status"] = _status(x)
+            item["token"] = _drawn(x, item) if item["status"] == OK else -1
+
+    def logprobs(self, logits: torch.Tensor, items: Items) -> Logprobs:
+        """See `SamplingKernels.logprobs`."""
+        table = logits.float().cpu().numpy().astype(np.float64)
+        ids = np.zeros((len(items), 1 + int(items["top_k"].max())), np.int64)
+        values = np.full(ids.shape, np.nan)
+        for item, named, value in zip(items, ids, values, strict=True):
+            x = table[item["row"]]
+            item["status"] = _status(x)
+            if item["status"] != OK:
+                continue
+            order = np.argsort(-x, kind="stable")
+            item["rank"] = 1 + int(np.flatnonzero(order == item["token"])[0])
+            count = 1 + int(item["top_k"])
+            named[:count] = [item["token"], *order[: count - 1]]
+            largest = x.max()
+            value[:count] = x[named[:count]] - largest - np.log(np.exp(x - largest).sum())
+        return ids, values
+
+
+def _status(x: Floats) -> int:
+    if np.isnan(x).any() or np.isposinf(x).any():
+        return NOT_FINITE
+    return EMPTY if np.isneginf(x).all() else OK
+
+
+def _drawn(x: Floats, item: np.void) -> int:
+    order = np.argsort(-x, kind="stable")
+    if item["temperature"] == 0:
+        return int(order[0])
+    kept = order[: item["top_k"] or None]
+    weights = np.exp((x[kept] - x[kept[0]]) / item["temperature"])
+    before = np.concatenate(([0.0], np.cumsum(weights)[:-1])) / weights.sum()
+    inside = (before < item["top_p"]) & (weights >= item["min_p"]) & (weights > 0)
+    kept, weights = kept[inside], weights[inside]
+    return int(kept[np.argmin(_exponentials(item, kept) / weights)])
+
+
+def _exponentials(item: np.void, tokens: NDArray[np.int64]) -> Floats:
+    state = np.zeros(1, np.uint64) + item["seed"]
+    for output in (0, item["index"], item["position"]):
+        state = _split_mix(state, np.array([output]))
+    bits = _split_mix(state, tokens) >> np.uint64(11)
+    found: Floats = -np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-53)
+    return found
+
+
+def _split_mix(state: NDArray[np.uint64], outputs: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Outputs of SplitMix64, by number, from a state."""
+    z = state + (outputs.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed

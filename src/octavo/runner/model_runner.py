@@ -172,7 +172,9 @@ class ModelRunner:
         made-up plan, so it also compiles and warms what the first request will need.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
-        probe = min(_PROBE_TOKENS, tokens, self.model.spec.max_position)
+        # Positions are prepared up to the window only (`models.loader`).
+        window = self.config.max_model_len or self.model.spec.max_position
+        probe = min(_PROBE_TOKENS, tokens, window)
         blocks = -(-probe // size)
         self.limits = self._bare_limits(blocks + 1, probe)
         self.cache = self._make_cache(blocks + 1)

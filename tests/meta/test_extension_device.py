@@ -1,0 +1,143 @@
+"""A device of one's own: one class in one file, registered by one line, behind the whole engine.
+
+It is made of the torch reference: plain ops, `F.linear`, the torch attention backend, sampling in
+NumPy, ordinary memory. Its greedy answers are those of the CPU device.
+"""
+
+import contextlib
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests import kit
+
+from octavo import LLM, SamplingParams, devices
+from octavo.errors import ConfigError
+from octavo.kernels.cpu.memory import MachineMemory
+from octavo.kernels.dispatch import reference_ops
+from octavo.kernels.sampling import ReferenceSampling
+
+
+class ToyProducts:
+    """`F.linear` on the weights as they are."""
+
+    unstable = ()
+
+    def make(self, weight, bias=None, max_rows=None, method="none"):
+        if method != "none":
+            raise ConfigError(f"device 'toy' has no {method} products; use device 'cpu'")
+        return lambda x: F.linear(x, weight, bias)
+
+    def explain(self):
+        return "F.linear"
+
+
+class ToyDevice(ReferenceSampling):
+    """Everything that `octavo.runner.device.Device` asks for."""
+
+    name, torch_device, shares_host_memory = "toy", "cpu", True
+    attention_order = ("torch",)
+
+    def __init__(self, config):
+        self.steps = 0
+
+    def start(self):
+        pass
+
+    def warm_up(self):
+        pass
+
+    def default_dtype(self):
+        return torch.float32
+
+    def ops(self, dtype):
+        return reference_ops("a toy has no kernels")
+
+    def products(self, dtype, max_rows, deterministic):
+        return ToyProducts()
+
+    def decode_blocks(self, name, count, raw, out):
+        return False
+
+    def loading(self):
+        return contextlib.nullcontext()
+
+    def memory(self):
+        return MachineMemory(total=2**31, free=2**30, used=2**20)
+
+    def peak_of(self, step):
+        step()
+        return 2**20
+
+    def empty(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    host_empty = empty
+
+    def tensor(self, name, array):
+        return torch.tensor(array)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setattr(devices, "_registered", {})
+    devices.register("toy", ToyDevice)
+
+
+def answers(folder, device, **options):
+    draw = random.Random(3)
+    prompts = [[draw.randrange(256) for _ in range(length)] for length in (1, 17, 40, 65)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    options = {"max_model_len": 128, "num_gpu_blocks_override": 40, "swap_space": 0, **options}
+    llm = LLM(str(folder), device=device, dtype="float32", load_progress=False, **options)
+    found = [
+        output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)
+    ]
+    return found, llm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 8},
+     {"num_gpu_blocks_override": 8, "swap_space": 1, "preemption_mode": "swap"}],
+    ids=["whole", "chunked", "swapped"],
+)  # fmt: skip
+def test_it_answers_as_the_cpu_does(tmp_path, options):
+    folder = kit.tiny(tmp_path)
+    expected, _ = answers(folder, "cpu")
+    found, llm = answers(folder, "toy", **options)
+    assert found == expected
+    assert llm.engine.executor.explain()["attention"] == "torch"
+    assert "a toy has no kernels" in llm.engine.executor.explain()["rms_norm"]
+    assert llm.engine.executor.limits.device == "toy"
+    if "preemption_mode" in options:
+        assert llm.engine.stats.swapped_in_blocks > 0
+
+
+def test_its_memory_sizes_the_cache(tmp_path):
+    folder = kit.tiny(tmp_path)
+    _, llm = answers(folder, "toy", num_gpu_blocks_override=None, gpu_memory_utilization=0.5)
+    memory = llm.engine.executor.limits.memory
+    assert (memory["total"], memory["used"]) == (2**31, 2**20)
+    assert memory["limit"] == 2**20 + 2**29
+
+
+def test_what_it_cannot_do_is_refused_in_its_own_words(tmp_path):
+    folder = kit.tiny(tmp_path)
+    with pytest.raises(ConfigError, match="toy' has no int8 products"):
+        answers(folder, "toy", quantization="int8")
+
+
+def test_an_unknown_device_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"device must be one of \('auto', 'cpu', 'toy'\)"):
+        LLM("smollm2", device="tpu")
+
+
+def test_an_incomplete_device_is_refused(tmp_path):
+    class Half(ToyDevice):
+        peak_of = loading = property()
+
+    devices.register("half", Half)
+    with pytest.raises(ConfigError, match="device 'half' lacks loading, peak_of"):
+        answers(kit.tiny(tmp_path), "half")
