@@ -556,8 +556,9 @@ def test_a_priority_that_nobody_would_heed_is_refused(tiny):
         tiny.generate([[1], [2]], GREEDY, priority=[0, -3], use_tqdm=False)
     assert caught.value.param == "priority"
     assert not tiny.engine.has_work()
-    with pytest.raises(RequestError, match="knows none"):
-        tiny.engine.add_request("r", [1], GREEDY, priority=1)
+    with pytest.raises(RequestError, match="'fifo' knows none") as caught:
+        tiny.generate([[1], [2]], GREEDY, deadline=[None, 9.0], use_tqdm=False)
+    assert caught.value.param == "deadline"
 
 
 def test_two_models_in_one_process(tiny, tmp_path):

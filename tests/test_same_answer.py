@@ -10,6 +10,7 @@ import random
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.core.submission import Submission
 
 LENGTHS = [1, 2, 3, 7, 15, 16, 17, 18, 31, 32, 33, 40, 47, 48, 64, 70]
 
@@ -119,7 +120,8 @@ def test_sch_06_displacement_changes_nothing(make, alone, mode):
     engine, got = llm.engine, {i: [] for i in range(16)}
     for urgency, group in enumerate((range(5), range(5, 10), range(10, 16))):
         for i in group:
-            engine.add_request(str(i), prompts()[i], params(i), priority=-urgency)
+            asked = Submission(str(i), tuple(prompts()[i]), params(i), priority=-urgency)
+            engine.add_request(asked)
         for _ in range(6 if urgency < 2 else 1000):
             for update in engine.step():
                 got[int(update.request_id)] += update.token_ids

@@ -18,6 +18,7 @@ from benchmarks.clock import RunningClock
 from benchmarks.rows import RESULTS, row, save
 from benchmarks.workloads import Job
 from octavo import LLM, SamplingParams
+from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.runner.model_runner import ModelRunner
 
@@ -110,7 +111,6 @@ def drive(
     """
     answers: dict[str, Answer] = {}
     begin, open_now = engine.clock(), 0
-    heeded = getattr(engine.scheduler.policy, "heeds_priority", True)
     with tqdm(total=len(arrivals), desc=label, unit="request", file=sys.stderr) as bar:
         while len(answers) < len(arrivals) or open_now:
             now = engine.clock() - begin
@@ -123,8 +123,11 @@ def drive(
                 answers[name] = Answer(due, arrival.priority)
                 open_now += 1
                 engine.add_request(
-                    name, arrival.job.prompt, _params(arrival.job), arrival_time=begin + due,
-                    priority=arrival.priority if heeded else 0,
+                    Submission(
+                        name, tuple(arrival.job.prompt), _params(arrival.job),
+                        arrival_time=begin + due,
+                        priority=arrival.priority if engine.capabilities.heeds_priority else 0,
+                    )
                 )  # fmt: skip
             if not open_now:
                 time.sleep(min(max(arrivals[len(answers)].at - now, 0.0), 0.005))

@@ -17,7 +17,7 @@ field, the value it had, and what would be right. Asserts are kept for our own i
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class OctavoError(Exception):
@@ -81,6 +81,25 @@ class EngineDeadError(EngineError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine is dead: {reason}")
         self.reason = reason
+
+
+# Each type under the name that stands for it where an exception cannot travel.
+ERROR_KINDS: Mapping[str, type[OctavoError]] = {
+    kind.__name__: kind
+    for kind in (
+        OctavoError,
+        RequestError,
+        RequestTypeError,
+        ContextLengthError,
+        QueueFullError,
+        ConfigError,
+        ModelNotFoundError,
+        CheckpointError,
+        NotEnoughMemoryError,
+        EngineError,
+        EngineDeadError,
+    )
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

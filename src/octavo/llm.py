@@ -4,14 +4,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
 from octavo.config import EngineConfig
 from octavo.core.policy import Policy, create_policy
-from octavo.engine.admission import admit
+from octavo.core.submission import Submission
+from octavo.engine.admission import admit, deadline_at
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.output import OutputProcessor
@@ -31,26 +31,16 @@ Messages = Sequence[Mapping[str, Any]]
 OFFLINE_FIFO = "fifo,max_stretch=none"
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One checked request, not yet known to the engine."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    bad_words: tuple[tuple[int, ...], ...]
-    priority: int
-
-    def of_kind(self, kind: RequestOutputKind) -> "_Job":
-        return replace(self, params=self.params.with_(output_kind=kind))
+# A request, and its prompt's text where it came as text.
+Prompted = tuple[Submission, str | None]
 
 
 class LLM:
     """A model, ready to generate.
 
     Keywords are the fields of `config.EngineConfig`, in vLLM's names; `scheduler` also takes a
-    policy object of `octavo.schedulers`. Nobody watches single tokens here, so by default a step
-    is filled with whatever prompts wait: 7% more throughput than a server's `fifo`. Raises
+    policy object of `octavo.schedulers`. Single tokens are not watched here, so by default a step
+    is filled with the prompts that wait: 7% more throughput than a server's `fifo`. Raises
     ConfigError for an unknown or unfit keyword, a missing or broken model, or too little memory.
 
     >>> llm = LLM("smollm2")
@@ -99,16 +89,20 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        deadline: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs come in the order of the prompts.
 
         A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids":
         ids}`, or a list of those. `sampling_params` is one value for all or one for each;
-        None takes the model's own defaults. Every prompt is checked before any is computed.
-        Raises RequestError (RequestTypeError for a wrong type) naming what is wrong.
+        None takes the model's own defaults. `priority` (lower is earlier) and `deadline` (seconds
+        from now) are for schedulers that order by them. Every prompt is checked before any is
+        computed. Raises RequestError (RequestTypeError for a wrong type) naming what is wrong.
         """
-        jobs = self._jobs(_prompt_list(prompts), sampling_params, priority)
-        return self._run(jobs, use_tqdm)
+        requests = self._admit(
+            _prompt_list(prompts), sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
+        )
+        return self._run(requests, use_tqdm)
 
     def chat(
         self,
@@ -117,6 +111,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        deadline: float | Sequence[float | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -141,7 +136,10 @@ class LLM:
         ]
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params().with_(max_tokens=None)
-        return self._run(self._jobs(prompts, sampling_params, priority), use_tqdm)
+        requests = self._admit(
+            prompts, sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
+        )
+        return self._run(requests, use_tqdm)
 
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
@@ -151,14 +149,15 @@ class LLM:
         Closing the iterator aborts the request.
         """
         if _is_conversation(prompt):
-            ids = self._render(prompt)  # type: ignore[arg-type]
-            params = sampling_params or self.get_default_sampling_params().with_(max_tokens=None)
-            jobs = self._jobs([ids], params, 0)
+            prompts: list[Prompt] = [self._render(prompt)]  # type: ignore[arg-type]
+            if sampling_params is None:
+                sampling_params = self.get_default_sampling_params().with_(max_tokens=None)
         else:
-            jobs = self._jobs(_prompt_list(prompt), sampling_params, 0)
-        if len(jobs) != 1:
-            raise RequestError(f"stream takes one prompt, not {len(jobs)}", "prompt")
-        return self._stream(jobs[0])
+            prompts = _prompt_list(prompt)
+        if len(prompts) != 1:
+            raise RequestError(f"stream takes one prompt, not {len(prompts)}", "prompt")
+        (request,) = self._admit(prompts, sampling_params, RequestOutputKind.DELTA)
+        return self._stream(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forget the cached prefixes. False if running requests still hold some."""
@@ -182,29 +181,38 @@ class LLM:
         prompt = encode_chat(self._tokenizer, conversation, **options)
         return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
-    def _jobs(
+    def _admit(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: int | Sequence[int],
-    ) -> list[_Job]:
-        count = len(prompts)
+        kind: RequestOutputKind,
+        priority: int | Sequence[int] = 0,
+        deadline: float | Sequence[float | None] | None = None,
+    ) -> list[Prompted]:
+        """One checked request for each prompt, none of them known to the engine yet."""
+        count, now = len(prompts), self.engine.clock()
         each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
         ranks = _spread("priority", priority, count)
-        for rank in ranks:
-            self.engine.check_priority(rank)
-        return [self._job(*job) for job in zip(prompts, each, ranks, strict=True)]
-
-    def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Job:
-        if not isinstance(params, SamplingParams):
-            raise RequestTypeError(
-                f"sampling_params must be SamplingParams, not {type(params).__name__}",
-                "sampling_params",
+        deadlines = _spread("deadline", deadline, count)
+        found: list[Prompted] = []
+        for prompt, chosen, rank, seconds in zip(prompts, each, ranks, deadlines, strict=True):
+            if not isinstance(chosen, SamplingParams):
+                raise RequestTypeError(
+                    f"sampling_params must be SamplingParams, not {type(chosen).__name__}",
+                    "sampling_params",
+                )
+            text, ids = self._tokens(prompt)
+            words = bad_words_ids(self._tokenizer, chosen.bad_words) if chosen.bad_words else ()
+            submission = Submission(
+                str(next(self._ids)),
+                tuple(ids),
+                chosen.with_(output_kind=kind),
+                words,
+                priority=rank,
+                deadline=deadline_at(seconds, now),
             )
-        text, ids = self._tokens(prompt)
-        admit(ids, params, self.engine.limits)
-        words = bad_words_ids(self._tokenizer, params.bad_words) if params.bad_words else ()
-        return _Job(text, ids, params, words, priority)
+            found.append((admit(submission, self.engine.capabilities), text))
+        return found
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -221,30 +229,22 @@ class LLM:
             return self._tokens(_text(prompt["prompt"]))
         return None, _token_list(prompt)
 
-    def _add(self, job: _Job) -> str:
-        request_id = str(next(self._ids))
-        now = time.monotonic()
-        self.engine.add_request(
-            request_id,
-            job.token_ids,
-            job.params,
-            arrival_time=now,
-            priority=job.priority,
-            bad_words=job.bad_words,
-        )
-        self._outputs.add(request_id, job.prompt, job.token_ids, job.params, now)
-        self._inbox[request_id] = deque()
-        return request_id
+    def _add(self, request: Prompted) -> str:
+        submission, text = request
+        self.engine.add_request(submission)
+        self._outputs.add(submission, text, time.monotonic())
+        self._inbox[submission.request_id] = deque()
+        return submission.request_id
 
-    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
-        """Run jobs to their ends. On any error, Ctrl-C included, all are aborted."""
-        mine: dict[str, None] = {}  # ids, in the order of the jobs
+    def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
+        """Run requests to their ends. On any error, Ctrl-C included, all are aborted."""
+        mine: dict[str, None] = {}  # ids, in the order of the requests
         done: dict[str, RequestOutput] = {}
-        waiting = iter([job.of_kind(RequestOutputKind.FINAL_ONLY) for job in jobs])
-        bar = tqdm(total=len(jobs), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
+        waiting = iter(requests)
+        bar = tqdm(total=len(requests), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
         try:
             with bar:
-                while len(done) < len(jobs):
+                while len(done) < len(requests):
                     self._feed(waiting, mine)
                     for request_id in self._step():
                         if request_id in mine:
@@ -255,21 +255,21 @@ class LLM:
             raise
         return [done[request_id] for request_id in mine]
 
-    def _feed(self, jobs: Iterator[_Job], mine: dict[str, None]) -> None:
-        """Hand the engine as many jobs as its queue takes: a long list never overfills it."""
-        room = self.config.waiting_limit - self.engine.scheduler.num_waiting
-        for job in itertools.islice(jobs, max(0, room)):
-            mine[self._add(job)] = None
+    def _feed(self, requests: Iterator[Prompted], mine: dict[str, None]) -> None:
+        """Give the engine as many requests as its queue takes: a long list never overfills it."""
+        free = self.config.waiting_limit - self.engine.scheduler.num_waiting
+        for request in itertools.islice(requests, max(0, free)):
+            mine[self._add(request)] = None
 
     def _show(self, bar: "tqdm[Any]") -> None:
         if not bar.disable:
             engine = self.engine
-            stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), percentiles=False)
+            stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), detailed=False)
             bar.set_postfix_str(f"{stats.throughput:.0f} tok/s", False)
             bar.update(1)
 
     def _step(self) -> list[str]:
-        """One step of the engine; outputs go to the inbox of whoever asked. Their request ids."""
+        """One step of the engine; each output goes to its request's inbox. Their request ids."""
         outputs, stops = self._outputs.process(self.engine.step(), time.monotonic())
         for request_id, index in stops:
             self.engine.finish_choice(request_id, index)
@@ -283,8 +283,8 @@ class LLM:
             self._outputs.abort(request_id)
             self._inbox.pop(request_id, None)
 
-    def _stream(self, job: _Job) -> Generator[RequestOutput, None, None]:
-        request_id = self._add(job.of_kind(RequestOutputKind.DELTA))
+    def _stream(self, request: Prompted) -> Generator[RequestOutput, None, None]:
+        request_id = self._add(request)
         box = self._inbox[request_id]
         finished = False
         try:

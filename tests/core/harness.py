@@ -22,6 +22,7 @@ from octavo.core.plan import (
 from octavo.core.policy import FIFOScheduler, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import PreemptionMode, Scheduler, Update
+from octavo.core.submission import Submission
 from octavo.params import SamplingParams
 
 VOCAB = 1000
@@ -281,7 +282,6 @@ def make(
     arrival: float = 0.0,
     priority: int = 0,
     salt: str | None = None,
-    adapter: str | None = None,
     deadline: float | None = None,
     eos: tuple[int, ...] = (EOS,),
     **params: object,
@@ -290,19 +290,21 @@ def make(
     options: dict[str, object] = {"temperature": 0.0, "ignore_eos": True, **params}
     sampling = SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]
     ends = () if sampling.ignore_eos else eos
-    return Request(
+    submission = Submission(
         request_id,
-        list(prompt),
+        tuple(prompt),
         sampling,
+        priority=priority,
+        deadline=deadline,
+        cache_salt=salt,
+    )
+    return Request(
+        submission,
         seed=sampling.seed or 0,
         max_tokens=max_tokens,
+        arrival_time=arrival,
         stop_ids=(*ends, *(sampling.stop_token_ids or ())),
         eos_ids=ends,
-        arrival_time=arrival,
-        priority=priority,
-        cache_salt=salt,
-        adapter=adapter,
-        deadline=deadline,
     )
 
 

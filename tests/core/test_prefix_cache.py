@@ -107,9 +107,7 @@ def test_pfx_09_only_equal_salts_share() -> None:
         "none": {},
         "a": {"salt": "a"},
         "b": {"salt": "b"},
-        "adapter": {"adapter": "a"},
-        "both": {"adapter": "a", "salt": "a"},
-        "odd": {"salt": "adapter\x00a"},
+        "odd": {"salt": "salt\x00a"},
     }
     for kind, keys in kinds.items():
         for number in range(2):
@@ -118,14 +116,6 @@ def test_pfx_09_only_equal_salts_share() -> None:
             answers(bench, request)
             cached = bench.outcomes[request.request_id, 0].num_cached_tokens
             assert cached == (63 if number else 0), kind
-
-
-def test_pfx_10_an_adapter_has_its_own_blocks() -> None:
-    bench = Bench()
-    for order, adapter in enumerate([None, "a", "b", "a@2", "a", None, "a@2"]):
-        bench.run([make(f"r{order}", prompt(64), 2, adapter=adapter)])
-    cached = [bench.outcomes[f"r{i}", 0].num_cached_tokens for i in range(7)]
-    assert cached == [0, 0, 0, 0, 63, 63, 63]
 
 
 @pytest.mark.parametrize("blocks", [16, 200])

@@ -9,8 +9,9 @@ import signal
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.core.submission import Submission
 from octavo.engine import client as module
-from octavo.engine.client import Batch, EngineClient, Job, merge
+from octavo.engine.client import Batch, EngineClient, merge
 from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
@@ -59,6 +60,10 @@ async def texts(batch):
     return found
 
 
+def request(client, ids, params=PARAMS, **fields):
+    return Submission(client.new_id(), tuple(ids), params, **fields)
+
+
 def delta(text, ids, finished=None, index=0, **fields):
     choice = CompletionOutput(index, text, ids, finish_reason=finished)
     return RequestOutput("r", None, [1], [choice], finished is not None, **fields)
@@ -78,7 +83,7 @@ def test_two_deltas_become_one():
 
 def test_what_is_not_read_waits_in_one_place():
     class Nobody:
-        def abandon(self, ids):
+        def abort(self, ids):
             self.ids = ids
 
     async def main():
@@ -86,7 +91,7 @@ def test_what_is_not_read_waits_in_one_place():
         batch = Batch(nobody, ["r"])
         for _ in range(1000):
             batch.put(delta("a", [1]))
-        assert len(batch._news) == 1
+        assert len(batch._pending) == 1
         position, output = await anext(batch)
         assert (position, output.outputs[0].text) == (0, "a" * 1000)
         batch.fail(EngineDeadError("gone"))
@@ -100,11 +105,11 @@ def test_what_is_not_read_waits_in_one_place():
 
 def test_a_batch_is_answered_in_any_order(folder):
     async def body(client):
-        jobs = [Job(list(b"say [[65,66]]"), PARAMS.with_(ignore_eos=False)), Job([99], PARAMS)]
-        batch = client.submit(jobs)
+        said = request(client, b"say [[65,66]]", PARAMS.with_(ignore_eos=False))
+        batch = await client.submit([said, request(client, [99])])
         assert await texts(batch) == {(0, 0): "AB", (1, 0): "abcdefgh"}
         assert client.in_flight == 0
-        assert client.trouble is None
+        assert client.unhealthy_reason is None
 
     run(folder, body)
 
@@ -113,7 +118,7 @@ def test_closing_a_batch_aborts_what_runs(folder):
     async def body(client):
         got = []
         client.on_stats = got.append
-        batch = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        batch = await client.submit([request(client, SLOW, PARAMS.with_(max_tokens=400))])
         await anext(batch)
         batch.close()
         assert client.in_flight == 0
@@ -128,8 +133,8 @@ def test_closing_a_batch_aborts_what_runs(folder):
 def test_after_many_aborts_nothing_is_kept(folder):
     async def body(client):
         for _ in range(300):
-            client.submit([Job([99], PARAMS)]).close()
-        assert await texts(client.submit([Job([99], PARAMS)]))
+            (await client.submit([request(client, [99])])).close()
+        assert await texts(await client.submit([request(client, [99])]))
         assert client.in_flight == 0
         assert len(client._outputs) == 0
 
@@ -138,11 +143,11 @@ def test_after_many_aborts_nothing_is_kept(folder):
 
 def test_a_full_queue_takes_all_of_a_batch_or_nothing(folder):
     async def body(client):
-        first = client.submit([Job(SLOW, PARAMS)] * 3)
+        first = await client.submit([request(client, SLOW) for _ in range(3)])
         with pytest.raises(QueueFullError, match="limit of 4"):
-            client.submit([Job(SLOW, PARAMS)] * 2)
+            await client.submit([request(client, SLOW) for _ in range(2)])
         assert client.in_flight == 3
-        last = client.submit([Job(SLOW, PARAMS)])
+        last = await client.submit([request(client, SLOW)])
         assert len(await texts(first)) == 3
         assert len(await texts(last)) == 1
 
@@ -151,11 +156,15 @@ def test_a_full_queue_takes_all_of_a_batch_or_nothing(folder):
 
 def test_what_the_engine_refuses_is_told(folder):
     async def body(client):
-        batch = client.submit([Job([99], PARAMS, cache_salt="")])
-        with pytest.raises(RequestError, match="cache_salt"):
-            await texts(batch)
+        same = request(client, SLOW)
+        await client.submit([same])
+        client._batches.clear()  # what the engine still has, and would refuse a second time
+        client._outputs.abort(same.request_id)
+        with pytest.raises(RequestError, match="in flight") as caught:
+            await client.submit([request(client, [99]), same])
+        assert caught.value.param == "request_id"
         assert client.in_flight == 0
-        failed = client.submit([Job(list(b"!fail"), PARAMS), Job(SLOW, PARAMS)])
+        failed = await client.submit([request(client, b"!fail"), request(client, SLOW)])
         with pytest.raises(EngineError, match="told to fail"):
             await texts(failed)
         failed.close()
@@ -169,7 +178,10 @@ def test_a_stop_string_ends_a_choice_in_the_engine_too(folder):
         params = PARAMS.with_(max_tokens=400, stop=["def"], n=2)
         got = []
         client.on_stats = got.append
-        assert await texts(client.submit([Job(SLOW, params)])) == {(0, 0): "abc", (0, 1): "abc"}
+        assert await texts(await client.submit([request(client, SLOW, params)])) == {
+            (0, 0): "abc",
+            (0, 1): "abc",
+        }
         while not (got and got[-1].stats.running == 0):
             await asyncio.sleep(0.01)
         assert got[-1].stats.generation_tokens < 40
@@ -180,16 +192,16 @@ def test_a_stop_string_ends_a_choice_in_the_engine_too(folder):
 @pytest.mark.parametrize("order", ["!kill", "!raise"])
 def test_srv_06_death_reaches_every_batch_and_every_later_call(folder, order):
     async def body(client):
-        slow = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        slow = await client.submit([request(client, SLOW, PARAMS.with_(max_tokens=400))])
         await anext(slow)
-        deadly = client.submit([Job(list(order.encode()), PARAMS)])
+        deadly = await client.submit([request(client, order.encode())])
         for batch in (slow, deadly):
             with pytest.raises(EngineDeadError) as caught:
                 await texts(batch)
         assert ("SIGKILL" if order == "!kill" else "MemoryError") in caught.value.reason
         await client.died.wait()
         with pytest.raises(EngineDeadError):
-            client.submit([Job([99], PARAMS)])
+            await client.submit([request(client, [99])])
         assert client.in_flight == 0
 
     run(folder, body)
@@ -199,17 +211,17 @@ def test_srv_06_silence_fails_what_waits(folder, monkeypatch):
     monkeypatch.setattr(module, "FREEZE_SECONDS", 1.0)
 
     async def body(client):
-        batch = client.submit([Job(SLOW, PARAMS.with_(max_tokens=400))])
+        batch = await client.submit([request(client, SLOW, PARAMS.with_(max_tokens=400))])
         await anext(batch)
         os.kill(client._process.pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="silent"):
             await texts(batch)
         with pytest.raises(EngineError, match="silent"):
-            client.submit([Job([99], PARAMS)])
+            await client.submit([request(client, [99])])
         os.kill(client._process.pid, signal.SIGCONT)
-        while client.trouble:
+        while client.unhealthy_reason:
             await asyncio.sleep(0.01)
-        assert await texts(client.submit([Job([99], PARAMS)])) == {(0, 0): "abcdefgh"}
+        assert await texts(await client.submit([request(client, [99])])) == {(0, 0): "abcdefgh"}
 
     run(folder, body)
 

@@ -7,7 +7,9 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.core.policy import create_policy
+from octavo.core.submission import Submission
 from octavo.engine import stats
+from octavo.engine.admission import admit
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner, hashed
 from octavo.errors import ContextLengthError, EngineDeadError, QueueFullError, RequestError
@@ -25,6 +27,12 @@ def make_engine(num_blocks=257, max_model_len=1024, runner=None, **options):
     runner.limits = limits
     config = EngineConfig(**{"swap_space": 0, **options})
     return Engine(config, runner, create_policy(config.scheduler))
+
+
+def add(engine, request_id, prompt, params, **fields):
+    """As `LLM` and the web process do: made, checked, added."""
+    submission = Submission(request_id, tuple(prompt), params, **fields)
+    engine.add_request(admit(submission, engine.capabilities))
 
 
 def run(engine, most_steps=20_000):
@@ -61,7 +69,7 @@ def prompt_of(length, salt=0):
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 100])
 def test_one_request_gives_the_runner_s_tokens(length):
     engine = make_engine()
-    engine.add_request("a", prompt_of(length), GREEDY)
+    add(engine, "a", prompt_of(length), GREEDY)
     tokens, reasons = run(engine)
     assert tokens[("a", 0)] == expected(prompt_of(length), 20)
     assert reasons == {("a", 0): "length"}
@@ -73,7 +81,7 @@ def test_sch_07_chunks_and_company_do_not_change_an_answer(budget, cache):
     engine = make_engine(max_num_batched_tokens=budget, enable_prefix_caching=cache)
     lengths = [1, 15, 16, 17, 32, 33, 47, 48, 64, 100]
     for i, length in enumerate(lengths):
-        engine.add_request(str(i), prompt_of(length, i), GREEDY)
+        add(engine, str(i), prompt_of(length, i), GREEDY)
     tokens, _ = run(engine)
     for i, length in enumerate(lengths):
         assert tokens[(str(i), 0)] == expected(prompt_of(length, i), 20), length
@@ -84,7 +92,7 @@ def test_sch_01_preemption_loses_and_repeats_nothing(cache):
     engine = make_engine(num_blocks=13, max_model_len=160, enable_prefix_caching=cache)
     params = GREEDY.with_(max_tokens=120)
     for i in range(6):
-        engine.add_request(str(i), prompt_of(20, i), params)
+        add(engine, str(i), prompt_of(20, i), params)
     tokens, _ = run(engine)
     assert engine.scheduler.num_preemptions > 0
     for i in range(6):
@@ -97,7 +105,7 @@ def test_pfx_02_resume_after_preemption_with_a_shared_prefix():
     shared = prompt_of(64)
     params = GREEDY.with_(max_tokens=100)
     for i in range(32):
-        engine.add_request(str(i), [*shared, i], params)
+        add(engine, str(i), [*shared, i], params)
     tokens, _ = run(engine)
     assert engine.scheduler.num_preemptions > 0
     for i in range(32):
@@ -107,7 +115,7 @@ def test_pfx_02_resume_after_preemption_with_a_shared_prefix():
 def test_end_of_text_ends_a_request_and_stays_in_its_tokens():
     said = FakeRunner(next_token=lambda history, spec: [65, 66, 2][min(spec.position, 2)])
     engine = make_engine(runner=said)
-    engine.add_request("a", [5], SamplingParams(temperature=0, max_tokens=9))
+    add(engine, "a", [5], SamplingParams(temperature=0, max_tokens=9))
     tokens, reasons = run(engine)
     assert tokens[("a", 0)] == [65, 66, 2]
     assert reasons[("a", 0)] == "stop"
@@ -117,8 +125,8 @@ def test_stp_03_ignore_eos_covers_every_end_and_stop_ids_still_stop():
     said = FakeRunner(next_token=lambda history, spec: [2, 7, 65][spec.position % 3])
     engine = make_engine(runner=said)
     both = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    engine.add_request("runs", [5], both)
-    engine.add_request("stops", [5], both.with_(stop_token_ids=[7]))
+    add(engine, "runs", [5], both)
+    add(engine, "stops", [5], both.with_(stop_token_ids=[7]))
     tokens, reasons = run(engine)
     assert tokens[("runs", 0)] == [2, 7, 65, 2, 7, 65]
     assert reasons[("runs", 0)] == "length"
@@ -130,23 +138,23 @@ def test_stp_03_ignore_eos_covers_every_end_and_stop_ids_still_stop():
 def test_sch_12_choices_share_a_prompt_and_do_not_disturb_each_other(length):
     params = SamplingParams(n=4, temperature=1, seed=3, max_tokens=40, ignore_eos=True)
     engine = make_engine()
-    engine.add_request("a", prompt_of(length), params)
+    add(engine, "a", prompt_of(length), params)
     together, _ = run(engine)
     assert len({tuple(t) for t in together.values()}) == 4
     small = make_engine(num_blocks=9, max_model_len=96)
-    small.add_request("a", prompt_of(length), params)
+    add(small, "a", prompt_of(length), params)
     assert run(small)[0] == together
     # A smaller n is a prefix of a larger one.
     fewer = make_engine()
-    fewer.add_request("a", prompt_of(length), params.with_(n=2))
+    add(fewer, "a", prompt_of(length), params.with_(n=2))
     assert run(fewer)[0] == {key: together[key] for key in [("a", 0), ("a", 1)]}
 
 
 def test_one_row_s_fault_ends_that_request_alone():
     runner = FakeRunner(failing={"bad"})
     engine = make_engine(runner=runner)
-    engine.add_request("good", prompt_of(20), GREEDY)
-    engine.add_request("bad", prompt_of(20, 1), GREEDY)
+    add(engine, "good", prompt_of(20), GREEDY)
+    add(engine, "bad", prompt_of(20, 1), GREEDY)
     tokens, reasons = run(engine)
     assert reasons == {("good", 0): "length", ("bad", 0): "error"}
     assert tokens[("good", 0)] == expected(prompt_of(20), 20)
@@ -159,18 +167,18 @@ def test_a_step_that_raises_kills_the_engine_and_says_why():
             raise MemoryError("no more")
 
     engine = make_engine(runner=FakeRunner(before_step=explode))
-    engine.add_request("a", prompt_of(20), GREEDY)
+    add(engine, "a", prompt_of(20), GREEDY)
     with pytest.raises(EngineDeadError, match="MemoryError: no more"):
         run(engine)
     assert engine.dead == "MemoryError: no more"
     assert not engine.has_work()
     with pytest.raises(EngineDeadError, match="no more"):
-        engine.add_request("b", [1], GREEDY)
+        add(engine, "b", [1], GREEDY)
 
 
 def test_abort_frees_every_block_at_once():
     engine = make_engine(enable_prefix_caching=False)
-    engine.add_request("a", prompt_of(40), GREEDY.with_(n=3, temperature=1))
+    add(engine, "a", prompt_of(40), GREEDY.with_(n=3, temperature=1))
     for _ in range(5):
         engine.step()
     assert engine.stats.kv_blocks_usage > 0
@@ -183,28 +191,28 @@ def test_abort_frees_every_block_at_once():
 
 def test_the_queue_is_bounded():
     engine = make_engine(max_num_seqs=1, max_waiting=2)
-    engine.add_request("a", [1], GREEDY)
-    engine.add_request("b", [1], GREEDY)
+    add(engine, "a", [1], GREEDY)
+    add(engine, "b", [1], GREEDY)
     with pytest.raises(QueueFullError, match="2 requests wait"):
-        engine.add_request("c", [1], GREEDY)
+        add(engine, "c", [1], GREEDY)
     assert set(run(engine)[0]) == {("a", 0), ("b", 0)}
 
 
 def test_a_refused_request_leaves_nothing_behind():
     engine = make_engine(max_model_len=64)
     with pytest.raises(ContextLengthError):
-        engine.add_request("a", [1] * 65, GREEDY)
+        add(engine, "a", [1] * 65, GREEDY)
     with pytest.raises(RequestError):
-        engine.add_request("b", [], GREEDY)
+        add(engine, "b", [], GREEDY)
     assert not engine.has_work()
     assert engine.stats.waiting == 0
 
 
 def test_sch_05_a_long_prompt_does_not_stop_running_streams():
     engine = make_engine(max_num_batched_tokens=64)
-    engine.add_request("stream", prompt_of(8), GREEDY.with_(max_tokens=100))
+    add(engine, "stream", prompt_of(8), GREEDY.with_(max_tokens=100))
     engine.step()
-    engine.add_request("long", prompt_of(900, 1), GREEDY)
+    add(engine, "long", prompt_of(900, 1), GREEDY)
     seen = []
     while engine.has_work():
         seen.append(any(u.request_id == "stream" for u in engine.step()))
@@ -214,9 +222,9 @@ def test_sch_05_a_long_prompt_does_not_stop_running_streams():
 
 def test_stats_count_what_happened():
     engine = make_engine()
-    engine.add_request("a", prompt_of(48), GREEDY)
+    add(engine, "a", prompt_of(48), GREEDY)
     run(engine)
-    engine.add_request("b", prompt_of(48), GREEDY)
+    add(engine, "b", prompt_of(48), GREEDY)
     run(engine)
     stats = engine.stats
     assert stats.prompt_tokens == 96
@@ -237,15 +245,15 @@ def test_two_engines_in_one_process_do_not_share_anything():
         num_blocks=65, block_size=32, block_bytes=1, max_model_len=512, vocab_size=VOCAB
     )
     other = Engine(EngineConfig(block_size=32), other_runner, create_policy("fifo"))
-    one.add_request("a", prompt_of(50), GREEDY)
-    other.add_request("a", prompt_of(50), GREEDY)
+    add(one, "a", prompt_of(50), GREEDY)
+    add(other, "a", prompt_of(50), GREEDY)
     assert run(one)[0] == run(other)[0]
 
 
 def test_samples_that_nobody_reads_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(stats, "_UNREAD_STEPS", 10)
     engine = make_engine()
-    engine.add_request("a", prompt_of(4), GREEDY.with_(max_tokens=500))
+    add(engine, "a", prompt_of(4), GREEDY.with_(max_tokens=500))
     run(engine)
     fresh = engine.recorder.drain()
     assert 0 < len(fresh.step_tokens) <= 10
@@ -260,7 +268,7 @@ def test_a_seed_of_the_engine_repeats_requests_without_one():
     def answers(seed):
         engine = make_engine(seed=seed)
         for name, params in (("a", free), ("b", free), ("c", own)):
-            engine.add_request(name, prompt_of(20), params)
+            add(engine, name, prompt_of(20), params)
         return run(engine)[0]
 
     first, again, other, none = answers(7), answers(7), answers(8), answers(None)

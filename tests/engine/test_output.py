@@ -8,6 +8,7 @@ import pytest
 import kit
 from octavo.core.plan import TokenLogprobs
 from octavo.core.scheduler import Update
+from octavo.core.submission import Submission
 from octavo.engine.output import OutputProcessor
 from octavo.errors import RequestError
 from octavo.params import RequestOutputKind, SamplingParams
@@ -59,9 +60,13 @@ def feed(processor, steps, now=1.0):
     return outputs, stops
 
 
+def add(processor, request_id, text, prompt, params, now=0.0):
+    processor.add(Submission(request_id, tuple(prompt), params), text, now)
+
+
 def run(processor, tokens, reason="length", stop_reason=None, prompt=(1,), **params):
     """One request to its end: (outputs, stops)."""
-    processor.add("r", "prompt", prompt, SamplingParams(**params), 0.0)
+    add(processor, "r", "prompt", prompt, SamplingParams(**params))
     found = feed(processor, updates(tokens, reason=reason, stop_reason=stop_reason))
     assert len(processor) == 0
     assert [o.finished for o in found[0]] == [False] * (len(found[0]) - 1) + [True]
@@ -122,7 +127,7 @@ def test_no_text_without_detokenize(processor, ids, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_requests_in_one_step_are_told_apart(processor, kind):
     for name in "ab":
-        processor.add(name, name, [1], SamplingParams(output_kind=kind), 0.0)
+        add(processor, name, name, [1], SamplingParams(output_kind=kind))
     processor.process([Update("a", 0, (65,)), Update("b", 0, (66,))], 1.0)
     outputs, _ = processor.process(
         [Update("b", 0, (67,), finish_reason="length"), Update("a", 0, (68,))], 2.0
@@ -140,7 +145,7 @@ def test_several_requests_in_one_step_are_told_apart(processor, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_ends_with_its_last_choice(processor, kind):
-    processor.add("r", None, [1], SamplingParams(n=3, output_kind=kind), 0.0)
+    add(processor, "r", None, [1], SamplingParams(n=3, output_kind=kind))
     steps = [
         [Update("r", i, (65 + i,)) for i in range(3)],
         [Update("r", 1, (66,), finish_reason="length"), Update("r", 0, (65,))],
@@ -207,9 +212,9 @@ def test_a_stop_id_is_the_stop_reason(processor, ids, kind, include, text):
 )
 def test_str_01_a_stop_string_over_tokens_is_never_leaked(processor, ids, kind, include, expected):
     tokens = [ids[piece] for piece in ("ABC", "DE", "FG", "HI")]
-    processor.add(
-        "r", "p", [1],
-        SamplingParams(stop=["DEFG"], include_stop_str_in_output=include, output_kind=kind), 0.0,
+    add(
+        processor, "r", "p", [1],
+        SamplingParams(stop=["DEFG"], include_stop_str_in_output=include, output_kind=kind),
     )  # fmt: skip
     outputs, stops = feed(processor, updates(tokens))
     whole = fold(outputs, kind)
@@ -223,7 +228,7 @@ def test_str_01_a_stop_string_over_tokens_is_never_leaked(processor, ids, kind, 
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_str_01_every_split_of_a_stop_string(processor, cut):
     stop = "STOPNOW"
-    processor.add("r", "p", [1], SamplingParams(stop=stop, output_kind=DELTA), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(stop=stop, output_kind=DELTA))
     text = b"ab" + stop.encode()
     parts = [text[: 2 + cut], text[2 + cut :]]
     steps = [Update("r", 0, tuple(part)) for part in parts]
@@ -236,7 +241,7 @@ def test_str_01_every_split_of_a_stop_string(processor, cut):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_after_a_stop_string_are_dropped_also_within_a_step(processor, ids, kind):
     """Several tokens of one update, with the engine's own end after the stop string."""
-    processor.add("r", "p", [1], SamplingParams(stop="DE", output_kind=kind, logprobs=0), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(stop="DE", output_kind=kind, logprobs=0))
     tokens = (ids["A"], ids["DE"], ids["X"], ids["X"])
     entries = tuple(TokenLogprobs((t,), (-1.0,), (1,)) for t in tokens)
     outputs, stops = processor.process([Update("r", 0, tokens, entries, "length")], 1.0)
@@ -248,7 +253,7 @@ def test_tokens_after_a_stop_string_are_dropped_also_within_a_step(processor, id
 
 
 def test_one_choice_stops_and_the_others_go_on(processor, ids):
-    processor.add("r", "p", [1], SamplingParams(n=2, stop="DE", output_kind=DELTA), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(n=2, stop="DE", output_kind=DELTA))
     _, stops = processor.process([Update("r", 0, (ids["DE"],)), Update("r", 1, (65,))], 1.0)
     assert stops == [("r", 0)]
     outputs, stops = processor.process([Update("r", 0, (66,)), Update("r", 1, (67,))], 1.0)
@@ -260,7 +265,7 @@ def test_one_choice_stops_and_the_others_go_on(processor, ids):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stp_01_stop_strings_wait_for_min_tokens(processor, ids, kind):
-    processor.add("r", "p", [1], SamplingParams(stop="DE", min_tokens=2, output_kind=kind), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(stop="DE", min_tokens=2, output_kind=kind))
     outputs, stops = feed(processor, updates([ids["DE"], ids["A"], ids["DE"]]))
     assert fold(outputs, kind).text == "DEA"
     assert stops == [("r", 0)]
@@ -286,7 +291,7 @@ def test_str_02_characters_over_several_tokens(processor, kind, stop):
     """Eight choices at once, each token a single byte."""
     text = "ď漢字🌶👩‍👩‍👧‍👦."
     data = text.encode()
-    processor.add("r", "p", [1], SamplingParams(n=8, output_kind=kind, stop=stop), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(n=8, output_kind=kind, stop=stop))
     texts = [""] * 8
     for at, byte in enumerate(data):
         reason = "length" if at == len(data) - 1 else None
@@ -307,7 +312,7 @@ def test_str_02_an_unfinished_character_is_shown_as_such_at_the_end(processor, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_ends_the_choice_and_keeps_its_text(processor, kind):
-    processor.add("r", "p", [1], SamplingParams(output_kind=kind), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(output_kind=kind))
     steps = [Update("r", 0, (65,)), Update("r", 0, finish_reason="error", error="NaN logits")]
     outputs, stops = feed(processor, steps)
     assert outputs[-1].error == "NaN logits"
@@ -325,7 +330,7 @@ def test_an_error_ends_the_choice_and_keeps_its_text(processor, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_abort_keeps_the_text_so_far(processor, ids, kind, stop):
     params = SamplingParams(n=2, output_kind=kind, stop=stop)
-    processor.add("r", "p", [1], params, 0.0)
+    add(processor, "r", "p", [1], params)
     outputs, _ = processor.process([Update("r", 0, (ids["A"],))], 1.0)
     more, _ = processor.process([Update("r", 0, (ids["DE"],))], 1.0)
     outputs += more
@@ -340,7 +345,7 @@ def test_abort_keeps_the_text_so_far(processor, ids, kind, stop):
 
 
 def test_abort_leaves_choices_that_had_ended(processor):
-    processor.add("r", "p", [1], SamplingParams(n=2), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(n=2))
     processor.process([Update("r", 0, (65,), finish_reason="length"), Update("r", 1, (66,))], 1.0)
     last = processor.abort("r")
     assert [c.finish_reason for c in last.outputs] == ["length", "abort"]
@@ -350,7 +355,7 @@ def test_abort_leaves_choices_that_had_ended(processor):
 def test_nothing_is_kept_after_a_thousand_aborts(processor):
     for i in range(1000):
         params = SamplingParams(n=1 + i % 2, output_kind=KINDS[i % 3], stop="x" if i % 2 else None)
-        processor.add(str(i), None, [1], params, 0.0)
+        add(processor, str(i), None, [1], params)
         processor.process([Update(str(i), 0, (65,)), Update(str(i - 3), 0, (66,))], 1.0)
         if i >= 5:
             processor.abort(str(i - 5))
@@ -366,13 +371,13 @@ def test_updates_of_unknown_requests_are_ignored(processor):
 
 
 def test_an_id_in_flight_is_refused(processor):
-    processor.add("r", None, [1], SamplingParams(), 0.0)
+    add(processor, "r", None, [1], SamplingParams())
     with pytest.raises(RequestError, match="'r' is in flight"):
-        processor.add("r", None, [1], SamplingParams(), 0.0)
+        add(processor, "r", None, [1], SamplingParams())
 
 
 def test_times_and_cached_tokens(processor):
-    processor.add("r", None, [1] * 40, SamplingParams(), 10.0)
+    add(processor, "r", None, [1] * 40, SamplingParams(), 10.0)
     first, _ = processor.process([Update("r", 0, (65,), num_cached_tokens=32)], 11.0)
     last, _ = processor.process([Update("r", 0, (66,), finish_reason="length")], 12.0)
     assert first[0].metrics.finished_time is None
@@ -386,7 +391,7 @@ def test_times_and_cached_tokens(processor):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_come_with_their_tokens(processor, ids, kind):
-    processor.add("r", "p", [1], SamplingParams(logprobs=2, output_kind=kind), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(logprobs=2, output_kind=kind))
     entries = [
         TokenLogprobs((65, 66, 67), (-1.5, -0.5, -1.0), (3, 1, 2)),
         TokenLogprobs((66, 66, 68), (-0.25, -0.25, -2.0), (1, 1, 2)),
@@ -412,7 +417,7 @@ def test_lgp_01_no_logprobs_unless_asked(processor):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lgp_08_prompt_logprobs_begin_with_none(processor, kind):
-    processor.add("r", "p", [65, 66, 67], SamplingParams(prompt_logprobs=1, output_kind=kind), 0.0)
+    add(processor, "r", "p", [65, 66, 67], SamplingParams(prompt_logprobs=1, output_kind=kind))
     prompt = (
         TokenLogprobs((66, 70), (-2.0, -0.5), (4, 1)),
         TokenLogprobs((67, 67), (-0.1, -0.1), (1, 1)),
@@ -433,7 +438,7 @@ def test_lgp_08_prompt_logprobs_begin_with_none(processor, kind):
 
 def test_lgp_10_bytes_of_the_tokens_are_the_bytes_of_the_text(processor, tokenizer):
     data = "🌶 ď".encode()
-    processor.add("r", "p", [1], SamplingParams(logprobs=0), 0.0)
+    add(processor, "r", "p", [1], SamplingParams(logprobs=0))
     steps = [
         Update("r", 0, (b,), (TokenLogprobs((b,), (-1.0,), (1,)),), "length" if last else None)
         for b, last in zip(data, [False] * (len(data) - 1) + [True], strict=True)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,14 @@ import pytest
 import zmq
 
 from octavo.config import EngineConfig
+from octavo.core.submission import Submission
 from octavo.engine.messages import (
     Abort,
+    Accepted,
     Add,
     Beat,
     Dead,
+    Fault,
     Launch,
     Ready,
     Refused,
@@ -26,6 +30,7 @@ from octavo.engine.messages import (
     Step,
     Stop,
 )
+from octavo.errors import QueueFullError, RequestError
 from octavo.params import SamplingParams
 from serving import PYTHONPATH, write_model
 
@@ -65,7 +70,10 @@ class Engine:
 
     def add(self, name: str, prompt: str = "x", **fields: object) -> None:
         params = PARAMS.with_(**fields)
-        self.send(Add(name, list(prompt.encode()), params, time.monotonic()))
+        self.submit(name, prompt.encode(), params)
+
+    def submit(self, name: str, ids: Iterable[int], params: SamplingParams = PARAMS) -> None:
+        self.send(Add(Submission(name, tuple(ids), params, arrival_time=time.monotonic())))
 
     def next(self, kind: type, seconds: float = 20) -> object:
         """The next report of this kind."""
@@ -93,8 +101,10 @@ def engine(tmp_path):
 
 def test_it_says_what_it_can_do_answers_and_stops(engine):
     ready = engine.next(Ready)
-    assert ready.limits.max_model_len == 512
-    assert ready.explain
+    assert ready.capabilities.limits.max_model_len == 512
+    assert ready.capabilities.scheduler == "fifo"
+    assert not ready.capabilities.heeds_priority
+    assert ready.capabilities.explain
     engine.add("a")
     engine.add("b", n=1, max_tokens=3)
     assert engine.tokens(2) == {"a": [97, 98, 99, 100, 101], "b": [97, 98, 99]}
@@ -119,12 +129,32 @@ def test_commands_act_between_steps(engine):
 
 def test_it_tells_what_it_refuses_and_goes_on(engine):
     engine.next(Ready)
-    engine.send(Add("a", [], PARAMS, 0.0))
-    engine.send(Add("b", [5] * 512, PARAMS, 0.0))
-    assert engine.next(Refused).param == "prompt"
-    assert "512" in engine.next(Refused).message
+    engine.add("same", "!slow", max_tokens=400)
+    assert engine.next(Accepted).request_ids == ["same"]
+    engine.add("same")
+    refused = engine.next(Refused)
+    assert refused.request_id == "same"
+    assert type(refused.fault.error()) is RequestError
+    assert "in flight" in refused.fault.message
     engine.add("c")
+    assert engine.next(Accepted).request_ids == ["c"]
     assert engine.tokens(1)["c"][:2] == [97, 98]
+
+
+def test_what_the_policy_refuses_says_which_error_it_is(tmp_path):
+    policy = "slo,p99_ttft_ms=1,shed=true"
+    with Engine(write_model(tmp_path), max_num_seqs=1, scheduler=policy) as engine:
+        ready = engine.next(Ready)
+        assert "shed" in {gauge.name for gauge in ready.capabilities.gauges}
+        for name in ("runs", "waits"):
+            engine.add(name, "!slow", max_tokens=400)
+            engine.next(Step)
+        engine.add("late")
+        error = engine.next(Refused).fault.error()
+        assert type(error) is QueueFullError
+        assert "requests wait" in str(error)
+        while not engine.next(Stats).stats.policy["shed"]:
+            pass
 
 
 def test_the_queue_is_not_bounded_on_this_side(tmp_path):
@@ -163,8 +193,7 @@ def test_a_step_that_fails_is_told_before_it_dies(engine):
     engine.next(Ready)
     engine.add("a", "!raise")
     dead = engine.next(Dead)
-    assert dead.reason == "MemoryError: told to"
-    assert not dead.config_fault
+    assert dead.fault == Fault("EngineDeadError", "MemoryError: told to")
     assert engine.process.wait(10) == 1
 
 
@@ -173,13 +202,13 @@ def test_a_load_that_fails_is_told(tmp_path):
     (folder / "broken").touch()
     with Engine(folder) as engine:
         dead = engine.next(Dead)
-        assert dead == Dead("this checkpoint was told to be broken", True)
+        assert dead.fault == Fault("CheckpointError", "this checkpoint was told to be broken")
         assert engine.process.wait(10) == 1
         assert engine.process.stderr.read() == b""
     (folder / "broken").unlink()
     (folder / "fake.json").write_text(json.dumps({}))
     with Engine(folder) as engine:
         dead = engine.next(Dead)
-        assert (dead.reason, dead.config_fault) == ("KeyError: 'vocab_size'", False)
+        assert dead.fault == Fault("EngineDeadError", "KeyError: 'vocab_size'")
         assert engine.process.wait(10) == 1
         assert b"Traceback" in engine.process.stderr.read()

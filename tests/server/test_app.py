@@ -28,7 +28,7 @@ def test_an_error_of_our_own_says_nothing_of_itself(server, monkeypatch, caplog)
     def explode(*args, **options):
         raise KeyError("/root/secret")
 
-    monkeypatch.setattr(server.service, "check_model", explode)
+    monkeypatch.setattr(server.service, "model_name", explode)
     reply = server.post("/v1/completions", prompt="x")
     assert reply.status_code == 500
     assert "secret" not in reply.text

@@ -193,9 +193,9 @@ def test_lim_01_an_over_long_prompt_names_both_numbers(server, length, as_ids):
     assert reply.status_code == 400
     assert error["code"] == "context_length_exceeded"
     assert "512" in error["message"]
-    assert any(str(n) in error["message"] for n in (length, length // server.service._longest)), (
-        error
-    )
+    assert any(
+        str(n) in error["message"] for n in (length, length // server.service.prompts._longest)
+    ), error
 
 
 @pytest.mark.parametrize("most", [503, 10**6, 2**31 - 1, 2**31])

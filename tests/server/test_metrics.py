@@ -6,9 +6,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.core.slo import SLOState
+from octavo.core.plan import RunnerLimits
+from octavo.core.policy import Gauge
+from octavo.core.slo import SLOScheduler
+from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.messages import Stats
-from octavo.engine.stats import EngineStats, Observations, Percentiles
+from octavo.engine.stats import EngineStats, Observations, exported
 from octavo.server.metrics import Metrics
 from serving import wait_until
 
@@ -26,6 +29,14 @@ BOARD = (
     "vllm:cache_config_info", "vllm:iteration_tokens_total_count",
     "vllm:request_time_per_output_token_seconds_sum",
 )  # fmt: skip
+# What the slo policy shows; boards of users query these names.
+SLO = {
+    f"octavo:slo_{name}"
+    for name in (
+        "p99_itl_seconds", "p99_ttft_seconds", "step_share", "step_tokens", "sequences",
+        "changes_total", "shed_total",
+    )
+}  # fmt: skip
 
 
 def scrape(server):
@@ -111,12 +122,40 @@ def test_times_are_between_the_finest_buckets_and_what_we_waited(make_server, na
     assert 0.01 < total(scrape(server), f"vllm:{name}_sum") < 10
 
 
-def test_what_an_slo_policy_does_is_shown_while_there_is_one():
+def loaded(gauges, scheduler="slo"):
+    """The metrics of a server whose engine has loaded."""
     metrics = Metrics("m")
-    assert b"octavo:slo_" not in metrics.text()
-    assert b"octavo:policy_errors_total" in metrics.text()
-    stats = EngineStats(*[0.5] * 7, *[3] * 9, {}, *[Percentiles()] * 3, slo=SLOState(p99_itl=0.5))
+    limits = RunnerLimits(9, 16, 1, 64, 256)
+    metrics.loaded(EngineCapabilities(limits, scheduler, gauges=tuple(gauges)))
+    return metrics
+
+
+def test_what_an_slo_policy_does_is_shown_while_there_is_one():
+    assert b"octavo:slo_" not in Metrics("m").text()
+    assert b"octavo:policy_errors_total" in Metrics("m").text()
+    metrics = loaded(SLOScheduler(p99_itl_ms=50).gauges())
+    names = {line.split("{")[0] for line in metrics.text().decode().splitlines() if "slo_" in line}
+    assert {name for name in names if name[0] != "#"} == SLO
+    stats = EngineStats(*[0.5] * 7, *[3] * 9, {}, policy={"p99_itl_seconds": 0.5, "shed": 2.0})
     metrics.update(Stats(stats, Observations()))
     text = metrics.text().decode()
     assert 'octavo:slo_p99_itl_seconds{engine="0",model_name="m"} 0.5' in text
-    assert 'octavo:slo_shed_total{engine="0",model_name="m"} 0.0' in text
+    assert 'octavo:slo_shed_total{engine="0",model_name="m"} 2.0' in text
+    assert 'octavo:slo_step_share{engine="0",model_name="m"} 0.8' in text
+
+
+def test_every_statistic_that_says_so_is_exported_once():
+    """The names, kinds and help texts are those of the fields, for gauges and for histograms."""
+    text = Metrics("m").text().decode()
+    declared = [*exported(EngineStats), *exported(Observations)]
+    assert len({metric.name for metric in declared}) == len(declared) > 25
+    for metric in declared:
+        name = metric.name if ":" in metric.name else f"vllm:{metric.name}"
+        suffix = "_total" if metric.kind == "counter" else ""
+        assert text.count(f"# TYPE {name}{suffix} {metric.kind}\n") == 1
+        assert f"# HELP {name}{suffix} {metric.help}\n" in text
+
+
+def test_a_policy_s_name_is_made_fit_for_a_metric():
+    text = loaded([Gauge("depth", "How deep.", 3.0)], "my module:Short-First").text().decode()
+    assert 'octavo:my_module_short_first_depth{engine="0",model_name="m"} 3.0' in text

@@ -1,6 +1,7 @@
 """Ids, defaults, limits of the queue, and what a call leaves in the log."""
 
 import concurrent.futures
+import functools
 import logging
 import threading
 import time
@@ -82,6 +83,74 @@ def test_a_full_queue_is_503_with_retry_after(make_server):
     rejected = server.metric("vllm:admission_rejections_total", reason="queue_full")
     assert rejected == len(full) + 1
     server.assert_idle()
+
+
+def test_what_the_scheduler_sheds_is_503_with_retry_after_also_for_a_stream(make_server):
+    """The error keeps its type over the process border, and comes before a stream starts."""
+    policy = "slo,p99_ttft_ms=1,shed=true"
+    server = make_server(max_num_seqs=1, max_num_batched_tokens=16, scheduler=policy)
+    body = {"prompt": "!slow hello " * 3, "max_tokens": 30, "ignore_eos": True}
+
+    def ask(stream):
+        return server.post("/v1/completions", **body, stream=stream)
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        replies = []
+        for i in range(12):
+            replies.append(pool.submit(ask, i % 2 == 1))
+            time.sleep(0.05)
+        replies = [reply.result() for reply in replies]
+    shed = [reply for reply in replies if reply.status_code != 200]
+    assert {reply.status_code for reply in shed} == {503}
+    assert {reply.request.content.count(b"true") for reply in shed} == {1, 2}  # whole and streamed
+    for reply in shed:
+        assert reply.headers["retry-after"] == "1"
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.json()["error"]["code"] == "queue_full"
+        assert "requests wait" in reply.json()["error"]["message"]
+    for reply in replies:
+        assert reply.status_code == 503 or "error" not in reply.text
+    assert server.metric("vllm:admission_rejections_total", reason="queue_full") == len(shed)
+    assert server.metric("octavo:requests_received_total") == 12 - len(shed)
+    server.assert_idle()
+    wait_until(lambda: server.metric("octavo:slo_shed_total") == len(shed), 3)
+
+
+def test_several_prompts_that_are_shed_leave_nothing_behind(make_server):
+    policy = "slo,p99_ttft_ms=1,shed=true"
+    server = make_server(max_num_seqs=1, max_num_batched_tokens=16, scheduler=policy)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ask = functools.partial(server.post, "/v1/completions", max_tokens=40, ignore_eos=True)
+        running = []
+        for count in (1, 2):
+            running.append(pool.submit(ask, prompt="!slow " * 3))
+            wait_until(lambda count=count: server.service.client.in_flight == count)
+            time.sleep(0.1)
+        reply = ask(prompt=["a", "b", "c"])
+        assert reply.status_code == 503
+        assert server.service.client.in_flight == 2
+        assert all(reply.result().status_code == 200 for reply in running)
+    server.assert_idle()
+
+
+def test_a_deadline_orders_what_waits(make_server):
+    server = make_server(max_num_seqs=1, scheduler="priority")
+    ended = []
+
+    def ask(name, **fields):
+        server.post("/v1/completions", prompt="!slow", max_tokens=5, ignore_eos=True, **fields)
+        ended.append(name)
+
+    asked = [("first", {}), ("late", {"deadline": 60}), ("soon", {"deadline": 1.5})]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for name, fields in asked:
+            pool.submit(ask, name, **fields)
+            wait_until(lambda name=name: server.service.client.in_flight >= 1)
+            time.sleep(0.02)
+    assert ended == ["first", "soon", "late"]
+    reply = server.post("/v1/completions", prompt="x", deadline=-1)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "deadline"
 
 
 def test_a_queue_of_no_length_still_runs_what_fits(make_server):

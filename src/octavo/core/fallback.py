@@ -89,7 +89,7 @@ class FallbackPolicy:
         gauged = self.policy
 
         def ask() -> tuple[Gauge, ...]:
-            return tuple([msgspec.convert(gauge, Gauge) for gauge in gauged.gauges()])
+            return tuple([_checked(gauge) for gauge in gauged.gauges()])
 
         return self._ask("gauges", ask, tuple)
 
@@ -104,3 +104,9 @@ class FallbackPolicy:
     def _is_first_error(self) -> bool:
         self.errors += 1
         return self.errors == 1
+
+
+def _checked(gauge: Gauge) -> Gauge:
+    """The gauge as one that can be sent: with plain values of the right types."""
+    fields = msgspec.structs.asdict(gauge)
+    return msgspec.convert({**fields, "value": float(gauge.value)}, Gauge)

@@ -1,10 +1,9 @@
 """Which full blocks of a request are in the pool already, by the hash of all they depend on.
 
 The name of a block is a hash of the name of the block before it and of its own tokens, so equal
-names mean equal histories. The first name of the chain holds what else the keys and values
-depend on, or who may share them: adapter and salt, each with its own tag, so that a salt can
-never pass for an adapter of that name. A request keeps its names: no block is hashed twice,
-whatever befalls the request.
+names mean equal histories. The first name of the chain holds what else decides who may share the
+blocks: the salt, under a tag, so that nothing else can be mistaken for it. A request keeps its
+names: no block is hashed twice.
 """
 
 from array import array
@@ -64,13 +63,13 @@ class PrefixCache:
 
 
 def root(request: Request) -> bytes:
-    """The start of the chain: what tokens do not say. Tags and lengths keep the parts apart."""
-    parts = [_ROOT]
-    for tag, value in ((b"adapter", request.adapter), (b"salt", request.cache_salt)):
-        if value is not None:
-            text = value.encode("utf-8", "surrogatepass")
-            parts += [tag, len(text).to_bytes(4, "big"), text]
-    return _ROOT if len(parts) == 1 else blake2b(b"".join(parts), digest_size=_DIGEST).digest()
+    """The start of the chain: what the tokens do not say, tagged and with its length."""
+    salt = request.submission.cache_salt
+    if salt is None:
+        return _ROOT
+    text = salt.encode("utf-8", "surrogatepass")
+    parts = (_ROOT, b"salt", len(text).to_bytes(4, "big"), text)
+    return blake2b(b"".join(parts), digest_size=_DIGEST).digest()
 
 
 def hash_block(parent: bytes, tokens: list[int]) -> bytes:

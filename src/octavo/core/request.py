@@ -1,21 +1,17 @@
-"""One request: its tokens, how many of them are computed, and where it stands.
+"""One request while it runs: its tokens, how many are computed, and where it stands.
 
 A `Request` is one sequence of tokens, that is, one choice. A request with n > 1 begins as
-choice 0; when its prompt is computed the scheduler forks it into its other choices. Only the
-scheduler and the KV manager change a request. What can be derived is not stored.
+choice 0; when its prompt is computed the scheduler forks it into its other choices, which share
+its `Submission`: what was asked, already checked (`engine.admission`). Only the scheduler and
+the KV manager change a request. What can be derived is not stored.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from enum import Enum
-from math import isfinite
 
 from octavo.core.block_table import BlockTable
 from octavo.core.plan import SampleSpec, TokenLogprobs
-from octavo.errors import RequestError, RequestTypeError
-from octavo.params import SamplingParams
-
-MAX_SALT_LENGTH = 256
-_INT64 = 2**63
+from octavo.core.submission import Submission
 
 
 class Status(Enum):
@@ -31,61 +27,46 @@ class Status(Enum):
 class Request:
     """One choice of one request.
 
-    prompt_token_ids: not empty. seed: 64 bits; draws depend on (seed, index, position) alone.
-    max_tokens: output tokens at most, resolved. stop_ids: ids that end it (end-of-text unless
-    ignored, and the caller's). eos_ids: which of them are end-of-text. bad_words: banned token
-    sequences. arrival_time, deadline: seconds of the engine's clock. priority: lower is
-    earlier. cache_salt, adapter: only requests with equal ones share cached blocks; an adapter
-    whose weights change must change its name.
-
-    Raises RequestError or RequestTypeError for an empty prompt, a priority beyond 64 bits, a
-    deadline that is not finite, or a salt that is not text of 1 to 256 characters.
+    seed: 64 bits; draws depend on (seed, index, position) alone. max_tokens: output tokens at
+    most. stop_ids: ids that end it (end-of-text unless ignored, and the caller's). eos_ids:
+    which of them are end-of-text. arrival_time: seconds of the engine's clock.
     """
 
     __slots__ = (
-        "adapter", "arrival_time", "bad_words", "block_hashes", "cache_salt",
-        "deadline", "displaced", "eos_ids", "host_blocks", "index", "last_token_at", "max_tokens",
-        "num_cached_tokens", "num_computed", "num_in_flight", "num_preemptions",
-        "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids", "prompt_logprobs",
-        "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
-        "table", "tokens", "waited", "waiting_since",
+        "arrival_time", "block_hashes", "displaced", "eos_ids", "host_blocks", "index",
+        "last_token_at", "max_tokens", "num_cached_tokens", "num_computed", "num_in_flight",
+        "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids",
+        "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
+        "submission", "table", "tokens", "waited", "waiting_since",
     )  # fmt: skip
 
     def __init__(
         self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        submission: Submission,
         *,
         seed: int,
         max_tokens: int,
+        arrival_time: float = 0.0,
         stop_ids: Collection[int] = (),
         eos_ids: Collection[int] = (),
-        bad_words: tuple[tuple[int, ...], ...] = (),
-        arrival_time: float = 0.0,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-        adapter: str | None = None,
         index: int = 0,
     ) -> None:
-        _check(prompt_token_ids, max_tokens, priority, cache_salt, deadline)
-        self.request_id = request_id
+        assert submission.token_ids, "an empty prompt was admitted"
+        assert max_tokens >= 1, "a request without a token to generate was admitted"
+        self.submission = submission
+        # What every step reads is one attribute away.
+        self.request_id = submission.request_id
+        self.params = submission.params
+        self.priority = submission.priority
         self.index = index
-        self.seq_id = request_id if index == 0 else f"{request_id}#{index}"
-        self.params = params
+        self.seq_id = self.request_id if index == 0 else f"{self.request_id}#{index}"
         self.seed = seed
         self.max_tokens = max_tokens
         self.stop_ids = tuple(stop_ids)
         self.eos_ids = tuple(eos_ids)
-        self.bad_words = bad_words
         self.arrival_time = arrival_time
-        self.priority = priority
-        self.cache_salt = cache_salt
-        self.deadline = deadline
-        self.adapter = adapter
 
-        self.tokens = list(prompt_token_ids)  # prompt, then output
+        self.tokens = list(submission.token_ids)  # prompt, then output
         self.num_prompt_tokens = len(self.tokens)
         # tokens[:num_computed] have their KV in `table`, or a plan in flight computes it.
         self.num_computed = 0
@@ -95,8 +76,8 @@ class Request:
         self.table = BlockTable()
         self.host_blocks: list[int] = []  # while swapped: host copies of what is computed
         self.block_hashes: list[bytes] = []  # of the full blocks of `tokens`, as far as needed
-        # The prompt as a tuple, for samplers that look back; the same object at every step.
-        self.prompt_ids = tuple(self.tokens) if params.needs_history else ()
+        # For samplers that look back; the same object at every step.
+        self.prompt_ids = submission.token_ids if self.params.needs_history else ()
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens[1:], as far as computed
         self.num_preemptions = 0
         self.serial = 0  # order of arrival at the scheduler, which sets it
@@ -105,6 +86,11 @@ class Request:
         self.waiting_since = arrival_time
         self.waited = 0.0  # seconds waited so far, up to waiting_since
         self.last_token_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When the caller wants the answer, in seconds of the engine's clock."""
+        return self.submission.deadline
 
     @property
     def num_tokens(self) -> int:
@@ -141,13 +127,11 @@ class Request:
     def fork(self, index: int) -> "Request":
         """Choice `index` of this request: the same tokens, no blocks yet."""
         child = Request(
-            self.request_id, self.tokens, self.params, seed=self.seed,
-            max_tokens=self.max_tokens, stop_ids=self.stop_ids, eos_ids=self.eos_ids,
-            bad_words=self.bad_words, arrival_time=self.arrival_time, priority=self.priority,
-            cache_salt=self.cache_salt, deadline=self.deadline, adapter=self.adapter,
+            self.submission, seed=self.seed, max_tokens=self.max_tokens,
+            arrival_time=self.arrival_time, stop_ids=self.stop_ids, eos_ids=self.eos_ids,
             index=index,
         )  # fmt: skip
-        child.prompt_ids = self.prompt_ids
+        child.tokens = self.tokens.copy()
         child.block_hashes = self.block_hashes.copy()
         child.num_cached_tokens = self.num_cached_tokens
         child.serial = self.serial
@@ -173,44 +157,11 @@ class Request:
             tuple(self.tokens[self.num_prompt_tokens :]) if self.prompt_ids else (),
             min_left if min_left > 0 else 0,
             self.stop_ids,
-            self.bad_words,
+            self.submission.bad_words,
         )
 
     def __repr__(self) -> str:
         return (
             f"Request({self.seq_id!r}, {self.status.value}, "
             f"{self.num_computed}/{len(self.tokens)} tokens)"
-        )
-
-
-def _check(
-    prompt: Sequence[int],
-    max_tokens: int,
-    priority: int,
-    cache_salt: str | None,
-    deadline: float | None,
-) -> None:
-    if not prompt:
-        raise RequestError("the prompt is empty; give at least one token", "prompt")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens must be at least 1, not {max_tokens}", "max_tokens")
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestTypeError(f"priority must be an integer, not {priority!r:.60}", "priority")
-    if not -_INT64 <= priority < _INT64:
-        raise RequestError("priority must be a 64-bit signed integer", "priority")
-    if deadline is not None and not isfinite(deadline):
-        raise RequestError(f"deadline must be a finite time, not {deadline}", "deadline")
-    if cache_salt is not None:
-        _check_salt(cache_salt)
-
-
-def _check_salt(salt: object) -> None:
-    if not isinstance(salt, str):
-        raise RequestTypeError(
-            f"cache_salt must be a string, not {type(salt).__name__}", "cache_salt"
-        )
-    if not 1 <= len(salt) <= MAX_SALT_LENGTH:
-        raise RequestError(
-            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters, not {len(salt)}",
-            "cache_salt",
         )

@@ -27,7 +27,6 @@ from octavo.core.request import Request, Status
 from octavo.core.step import PlannedStep, StepBuilder
 from octavo.errors import (
     ConfigError,
-    ContextLengthError,
     EngineError,
     QueueFullError,
     RequestError,
@@ -99,19 +98,13 @@ class Scheduler:
     # Adding and ending requests.
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Raises RequestError if it can never be served, and QueueFullError if
-        the policy refuses it."""
+        """Queue an admitted request. Raises RequestError if its id is in flight, QueueFullError
+        if the policy turns it away."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"a request with the id {request.request_id[:128]!r} is in flight", "request_id"
             )
-        if request.num_prompt_tokens >= self.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {request.num_prompt_tokens} tokens; at most "
-                f"{self.max_model_len - 1} fit, with one of output, in the window of "
-                f"{self.max_model_len}",
-                "prompt",
-            )
+        assert request.num_prompt_tokens < self.max_model_len, "admitted, but beyond the window"
         self._now = max(self._now, request.arrival_time)
         if self.fallback.is_adaptive and (reason := self.fallback.refusal(self._load())):
             raise QueueFullError(reason)

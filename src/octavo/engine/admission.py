@@ -1,53 +1,73 @@
-"""The checks of a request that need the model: done once, before the engine hears of it.
+"""The one check of a request: against the model, and against what the scheduler heeds.
 
-Both faces (`llm` and the server) call `admit` for every request of a batch before they add the
-first one, so a bad request costs nothing and loses nothing.
+Whoever makes a `Submission` admits it before the engine hears of it, and nobody checks it again.
+Of several requests that belong together all are admitted before the first one is added, so a
+bad one costs nothing. Not checked here: whether there is room, which only the queue's owner
+knows, and the sampling parameters by themselves, which check what they can when they are made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from math import inf, isfinite
 
 from octavo.core.plan import RunnerLimits
+from octavo.core.submission import MAX_SALT_LENGTH, Submission
+from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import ContextLengthError, RequestError, RequestTypeError
 from octavo.params import SamplingParams
 
+_INT64 = 2**63
 
-def admit(prompt_ids: Sequence[int], params: SamplingParams, limits: RunnerLimits) -> int:
-    """The number of tokens that the request may generate.
 
-    Raises RequestError (empty prompt, ids outside the vocabulary), or ContextLengthError with
+def admit(submission: Submission, capabilities: EngineCapabilities) -> Submission:
+    """`submission`, if a loaded engine can serve it.
+
+    Raises RequestError or RequestTypeError naming the field at fault; ContextLengthError with
     both numbers when the prompt, or the prompt with an explicit `max_tokens`, does not fit.
     """
-    room = limits.max_model_len - len(prompt_ids)
-    if room < 1:  # before anything is looked at one by one: there may be millions
+    limits, params = capabilities.limits, submission.params
+    length = len(submission.token_ids)
+    if length >= limits.max_model_len:  # before the ids are looked at: there may be millions
         raise ContextLengthError(
-            f"the prompt has {len(prompt_ids)} tokens; the model's limit is "
+            f"the prompt has {length} tokens; the model's limit is "
             f"{limits.max_model_len} tokens, one of them for the answer",
             "prompt",
         )
-    _check_prompt(prompt_ids, limits)
+    _check_prompt(submission.token_ids, limits)
     _check_params(params, limits)
-    if params.max_tokens is not None and params.max_tokens > room:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}; "
-            f"together they exceed the limit of {limits.max_model_len}, so max_tokens may be "
-            f"at most {room}",
-            "max_tokens",
-        )
-    if params.min_tokens > room:
+    _check_window(length, params, limits)
+    _check_priority(submission.priority, capabilities)
+    _check_deadline(submission.deadline, capabilities)
+    if submission.cache_salt is not None:
+        _check_salt(submission.cache_salt)
+    return submission
+
+
+def output_limit(submission: Submission, limits: RunnerLimits) -> int:
+    """The most tokens that an admitted request may generate."""
+    asked = submission.params.max_tokens
+    return limits.max_model_len - len(submission.token_ids) if asked is None else asked
+
+
+def deadline_at(seconds: object, now: float) -> float | None:
+    """The deadline of a request that is to be answered within `seconds` from `now`, if any."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise RequestTypeError(f"deadline must be a number, not {seconds!r:.60}", "deadline")
+    if not 0 < seconds < inf:
         raise RequestError(
-            f"min_tokens ({params.min_tokens}) must be at most the {room} tokens that fit",
-            "min_tokens",
+            f"deadline must be a finite number of seconds above 0, not {seconds!r:.60}", "deadline"
         )
-    return params.max_tokens if params.max_tokens is not None else room
+    return now + seconds
 
 
-def _check_prompt(prompt_ids: Sequence[int], limits: RunnerLimits) -> None:
-    if not prompt_ids:
+def _check_prompt(token_ids: tuple[int, ...], limits: RunnerLimits) -> None:
+    if not token_ids:
         raise RequestError("the prompt is empty; it must have at least one token", "prompt")
-    for token in prompt_ids:
+    for token in token_ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise RequestTypeError(f"prompt token ids must be integers, not {token!r}", "prompt")
-    _check_ids("prompt", prompt_ids, limits.vocab_size)
+    _check_ids("prompt", token_ids, limits.vocab_size)
 
 
 def _check_params(params: SamplingParams, limits: RunnerLimits) -> None:
@@ -62,3 +82,56 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise RequestError(
                 f"{name} has token id {token}; the vocabulary has ids 0 to {vocab_size - 1}", name
             )
+
+
+def _check_window(length: int, params: SamplingParams, limits: RunnerLimits) -> None:
+    left = limits.max_model_len - length
+    if params.max_tokens is not None and params.max_tokens > left:
+        raise ContextLengthError(
+            f"the prompt has {length} tokens and max_tokens is {params.max_tokens}; "
+            f"together they exceed the limit of {limits.max_model_len}, so max_tokens may be "
+            f"at most {left}",
+            "max_tokens",
+        )
+    if params.min_tokens > left:
+        raise RequestError(
+            f"min_tokens ({params.min_tokens}) must be at most the {left} tokens that fit",
+            "min_tokens",
+        )
+
+
+def _check_priority(priority: object, capabilities: EngineCapabilities) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestTypeError(f"priority must be an integer, not {priority!r:.60}", "priority")
+    if not -_INT64 <= priority < _INT64:
+        raise RequestError("priority must be a 64-bit signed integer", "priority")
+    if priority and not capabilities.heeds_priority:
+        raise RequestError(_not_heeded(f"priority is {priority}", capabilities), "priority")
+
+
+def _check_deadline(deadline: float | None, capabilities: EngineCapabilities) -> None:
+    if deadline is None:
+        return
+    if not isfinite(deadline):
+        raise RequestError(f"deadline must be a finite time, not {deadline}", "deadline")
+    if not capabilities.heeds_deadline:
+        raise RequestError(_not_heeded("a deadline was given", capabilities), "deadline")
+
+
+def _not_heeded(what: str, capabilities: EngineCapabilities) -> str:
+    return (
+        f"{what}, but the scheduler {capabilities.scheduler!r} knows none; leave it out, or use "
+        "another scheduler (scheduler='priority', --scheduler priority)"
+    )
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise RequestTypeError(
+            f"cache_salt must be a string, not {type(salt).__name__}", "cache_salt"
+        )
+    if not 1 <= len(salt) <= MAX_SALT_LENGTH:
+        raise RequestError(
+            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters, not {len(salt)}",
+            "cache_salt",
+        )

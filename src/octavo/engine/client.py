@@ -1,12 +1,12 @@
 """The web process's side of the engine: submit, stream, abort, health.
 
 One task reads the engine's reports and turns them into text (`engine.output`); each batch of
-requests has one place where its news waits. News that is not read is merged into what waits, so
-a slow reader costs the tokens of its own answer and no more, and everyone else nothing.
+requests has one place for its deltas. Unread deltas are merged, so a slow reader's backlog is
+bounded by its own answer, and no other reader waits for it.
 
-The engine's death reaches everybody at once: batches in flight raise EngineDeadError, so does
-every later submit, and `died` is set. A process that shows no sign of life for `FREEZE_SECONDS`
-(stopped, or swapped out) fails what is in flight in the same way, until it is heard of again.
+When the engine dies, all batches in flight raise EngineDeadError, so does every later submit,
+and `died` is set. A process that has sent nothing for `FREEZE_SECONDS` (stopped, or swapped out)
+fails the requests in flight in the same way, until it sends again.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig
-from octavo.core.plan import RunnerLimits
+from octavo.core.submission import Submission
 from octavo.engine.messages import (
     Abort,
+    Accepted,
     Add,
     Command,
     Dead,
@@ -43,10 +43,9 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.engine.output import OutputProcessor
-from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
+from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError
 from octavo.log import environment_for_child, get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -55,23 +54,11 @@ EXECUTOR = "octavo.engine.executor:create_executor"
 FREEZE_SECONDS = 5.0
 _TICK_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
-_LAST_WORD_SECONDS = 0.2
+_LAST_MESSAGE_SECONDS = 0.2
 _RECONNECT_MS = 10
-# Turns (some 50 ns each) for which libgomp's threads wait for more work before they sleep. By
-# default it is thirty times as many: they hold the core that this process needs between two steps.
+# Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
+# default, thirty times as many, keeps busy the core that this process needs between two steps.
 _SPIN_COUNT = "10000"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request, admitted: its prompt as ids, and as text where it came as text."""
-
-    token_ids: Sequence[int]
-    params: SamplingParams
-    prompt: str | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    priority: int = 0
-    cache_salt: str | None = None
 
 
 class Batch:
@@ -85,14 +72,19 @@ class Batch:
         self._client = client
         self._position = {request_id: i for i, request_id in enumerate(ids)}
         self._open = dict.fromkeys(ids)
-        self._news: dict[str, RequestOutput] = {}
+        self._queued = set(ids)  # sent, and neither accepted nor refused yet
+        self._pending: dict[str, RequestOutput] = {}  # deltas that were not read yet
         self._failure: Exception | None = None
         self._event = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
         """What is new of one request; merged into what was not read yet."""
-        waiting = self._news.get(output.request_id)
-        self._news[output.request_id] = output if waiting is None else merge(waiting, output)
+        unread = self._pending.get(output.request_id)
+        self._pending[output.request_id] = output if unread is None else merge(unread, output)
+        self._event.set()
+
+    def accept(self, request_id: str) -> None:
+        self._queued.discard(request_id)
         self._event.set()
 
     def fail(self, error: Exception) -> None:
@@ -100,8 +92,16 @@ class Batch:
         self._event.set()
 
     def close(self) -> None:
-        self._client.abandon(list(self._open))
+        self._client.abort(list(self._open))
         self._open.clear()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has queued all of them. Raises what it refuses one with."""
+        while self._queued:
+            if self._failure:
+                raise self._failure
+            self._event.clear()
+            await self._event.wait()
 
     def __aiter__(self) -> "Batch":
         return self
@@ -110,9 +110,9 @@ class Batch:
         while self._open:
             if self._failure:
                 raise self._failure
-            if self._news:
-                request_id = next(iter(self._news))
-                output = self._news.pop(request_id)
+            if self._pending:
+                request_id = next(iter(self._pending))
+                output = self._pending.pop(request_id)
                 if output.error is not None:
                     raise EngineError(output.error)
                 if output.finished:
@@ -171,8 +171,8 @@ class EngineClient:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # only its owner may enter it
         self._context = zmq.asyncio.Context()
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        # The side that connects may send before the other one is there, and nothing is lost: so
-        # each side binds what it reads.
+        # The side that connects may send before the other one has bound, and nothing is lost: so
+        # each side binds the socket it reads.
         self._inbox = plain.socket(zmq.PUSH)
         self._outbox = self._context.socket(zmq.PULL)
         for end in (self._inbox, self._outbox):
@@ -190,8 +190,7 @@ class EngineClient:
         except BaseException:
             await self.close()
             raise
-        self.limits: RunnerLimits = ready.limits
-        self.explain: Mapping[str, str] = ready.explain
+        self.capabilities = ready.capabilities
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder}/{name}"
@@ -200,8 +199,8 @@ class EngineClient:
         launch = Launch(
             self.config, self._address("inbox"), self._address("outbox"), self._launch_executor
         )
-        # Its standard input stays open for as long as this process lives; a session of its own
-        # keeps a terminal's Ctrl-C from it.
+        # Its standard input is open for as long as this process lives, which is how it notices
+        # our end; in a session of its own it does not get a terminal's Ctrl-C.
         process = subprocess.Popen(
             [sys.executable, "-m", "octavo.engine.process"],
             stdin=subprocess.PIPE,
@@ -218,7 +217,11 @@ class EngineClient:
 
     # Requests.
 
-    def check_room(self, count: int) -> None:
+    def new_id(self) -> str:
+        """A request id that no other request to this engine has."""
+        return f"r{next(self._ids)}"
+
+    def check_queue(self, count: int) -> None:
         """Raise QueueFullError unless `count` more requests fit, EngineDeadError if none can."""
         self._check_alive()
         limit = self.config.max_num_seqs + self.config.waiting_limit
@@ -228,33 +231,28 @@ class EngineClient:
                 f"limit of {limit} (max_num_seqs + max_waiting); try again later"
             )
 
-    def submit(self, jobs: Sequence[Job]) -> Batch:
-        """Send admitted requests to the engine, all or none.
+    async def submit(self, submissions: Sequence[Submission]) -> Batch:
+        """Send admitted requests to the engine; returns when it has queued all of them.
 
-        Raises QueueFullError when they do not fit in the queue, EngineDeadError.
+        All or none: raises QueueFullError when they do not fit in the queue or the scheduler
+        turns one away, RequestError as the engine raised it, EngineError, EngineDeadError.
         """
-        self.check_room(len(jobs))
-        now = time.monotonic()
-        ids = [f"r{next(self._ids)}" for _ in jobs]
-        batch = Batch(self, ids)
-        for request_id, job in zip(ids, jobs, strict=True):
-            self._outputs.add(request_id, job.prompt, job.token_ids, job.params, now)
-            self._batches[request_id] = batch
-            self._send(
-                Add(
-                    request_id,
-                    job.token_ids,
-                    job.params,
-                    now,
-                    priority=job.priority,
-                    cache_salt=job.cache_salt,
-                    bad_words=job.bad_words,
-                )
-            )
+        self.check_queue(len(submissions))
+        batch = Batch(self, [submission.request_id for submission in submissions])
+        for submission in submissions:
+            arrival = submission.arrival_time
+            self._outputs.add(submission, None, time.monotonic() if arrival is None else arrival)
+            self._batches[submission.request_id] = batch
+            self._send(Add(submission))
+        try:
+            await batch.accepted()
+        except BaseException:
+            batch.close()
+            raise
         return batch
 
-    def abandon(self, request_ids: Sequence[str]) -> None:
-        """Abort what is still in flight of these."""
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Abort those of the requests that are still in flight."""
         known = [i for i in request_ids if self._batches.pop(i, None)]
         for request_id in known:
             self._outputs.abort(request_id)
@@ -266,8 +264,8 @@ class EngineClient:
         return len(self._batches)
 
     @property
-    def trouble(self) -> str | None:
-        """Why the engine answers nothing at the moment; None when it is well."""
+    def unhealthy_reason(self) -> str | None:
+        """Why the engine answers nothing at the moment; None when it is healthy."""
         if self.reason is not None:
             return self.reason
         if not self._ready.done():
@@ -286,16 +284,16 @@ class EngineClient:
             self._send(Abort(list(batches)))
 
     async def close(self) -> None:
-        """Stop the process and wait for its end; kill it if it does not come."""
+        """Stop the process and wait for its end; kill it if it does not exit in time."""
         if not self._ready.done():
-            self._process.kill()  # it listens only once the model is loaded
+            self._process.kill()  # it reads its inbox only once the model is loaded
         if self.reason is None:
             self._send(Stop())
-            self._die("it was told to stop")
+            self._mark_dead(EngineDeadError("shutdown requested"))
         try:
             await asyncio.to_thread(self._process.wait, _EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            logger.warning("the engine process does not stop; it is killed")
+            logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         if self._process.stdin:
@@ -311,8 +309,8 @@ class EngineClient:
     def _check_alive(self) -> None:
         if self.reason is not None:
             raise EngineDeadError(self.reason)
-        if (trouble := self.trouble) is not None:
-            raise EngineError(trouble)
+        if (reason := self.unhealthy_reason) is not None:
+            raise EngineError(reason)
 
     def _send(self, command: Command) -> None:
         self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
@@ -334,14 +332,18 @@ class EngineClient:
         elif isinstance(report, Refused):
             if batch := self._batches.pop(report.request_id, None):
                 self._outputs.abort(report.request_id)
-                batch.fail(RequestError(report.message, report.param))
+                batch.fail(report.fault.error())
+        elif isinstance(report, Accepted):
+            for request_id in report.request_ids:
+                if batch := self._batches.get(request_id):
+                    batch.accept(request_id)
         elif isinstance(report, Ready):
             self._ready.set_result(report)
         elif isinstance(report, Dead):
-            self._die(report.reason, report.config_fault)
+            self._mark_dead(report.fault.error())
 
     def _step(self, step: Step) -> None:
-        # Updates of requests that were abandoned meanwhile are not for anybody.
+        # Without the updates of requests that were aborted meanwhile.
         updates = [u for u in step.updates if u.request_id in self._batches]
         outputs, stops = self._outputs.process(updates, time.monotonic())
         for request_id, index in stops:
@@ -355,29 +357,29 @@ class EngineClient:
     # Life and death.
 
     async def _watch(self) -> None:
-        """Count ticks without a word; ticks, not time, so that our own pauses do not count."""
+        """Count ticks without a message; ticks, not time: our own pauses must not count."""
         await asyncio.shield(self._ready)
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._silent_ticks += 1
-            if self._batches and (trouble := self.trouble):
-                logger.error("%s; requests in flight fail", trouble)
-                self.fail_all(EngineError(trouble))
+            if self._batches and (reason := self.unhealthy_reason):
+                logger.error("%s; requests in flight fail", reason)
+                self.fail_all(EngineError(reason))
 
     def _exited(self, code: int) -> None:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        # Its own last word, if there is one, is on the way and says more.
+        # Its own Dead message, if it sent one, is on the way and says more.
+        error = EngineDeadError(f"its process ended with {how}")
         loop = asyncio.get_running_loop()
-        loop.call_later(_LAST_WORD_SECONDS, self._die, f"its process ended with {how}")
+        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, error)
 
-    def _die(self, reason: str, config_fault: bool = False) -> None:
+    def _mark_dead(self, error: OctavoError) -> None:
         if self.reason is not None:
             return
-        self.reason = reason
+        self.reason = error.reason if isinstance(error, EngineDeadError) else str(error)
         if not self._ready.done():
-            error = ConfigError(reason) if config_fault else EngineDeadError(reason)
             self._ready.set_exception(error)
-        self.fail_all(EngineDeadError(reason))
+        self.fail_all(EngineDeadError(self.reason))
         self.died.set()
 
 
@@ -387,9 +389,9 @@ def _wait_for(
     exited: Callable[[int], None],
 ) -> None:
     code = process.wait()
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
         loop.call_soon_threadsafe(exited, code)
 
 
 def _ignore(stats: Stats) -> None:
-    """Statistics that nobody asked for."""
+    """Without a listener, statistics are dropped."""

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from octavo.config import EngineConfig
 from octavo.core.kv_manager import KVManager
@@ -16,10 +16,12 @@ from octavo.core.plan import StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
-from octavo.engine.admission import admit
+from octavo.core.submission import Submission
+from octavo.engine.admission import output_limit
+from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.executor import Executor
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, QueueFullError, RequestError
+from octavo.errors import EngineDeadError, QueueFullError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
 
@@ -59,53 +61,42 @@ class Engine:
             max_model_len=limits.max_model_len,
             preemption_mode=config.preemption_mode,
         )
+        self.capabilities = EngineCapabilities(
+            limits,
+            str(policy.name),
+            heeds_priority=bool(getattr(policy, "heeds_priority", True)),
+            heeds_deadline=bool(getattr(policy, "heeds_deadline", True)),
+            gauges=self.scheduler.fallback.gauges(),
+            explain=executor.explain(),
+        )
         self.recorder = StatsRecorder()
         self._dead: str | None = None
         self._arrivals = itertools.count()
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-        bad_words: tuple[tuple[int, ...], ...] = (),
-    ) -> None:
-        """Queue one request. `request_id` is unique among those in flight.
+    def add_request(self, submission: Submission) -> None:
+        """Queue a request that `admission.admit` has let pass.
 
-        Raises RequestError before any work if it cannot be served, QueueFullError when too many
-        wait, EngineDeadError when the engine has stopped.
+        Raises RequestError if its id is in flight, QueueFullError when too many wait or the
+        policy turns it away, EngineDeadError when the engine has stopped.
         """
         self._check_alive()
-        max_tokens = admit(prompt_token_ids, params, self.limits)
-        self.check_priority(priority)
         if self.scheduler.num_waiting >= self.config.waiting_limit:
             raise QueueFullError(
                 f"{self.scheduler.num_waiting} requests wait already, which is the limit "
                 "(max_waiting); try again later"
             )
-        now = self.clock() if arrival_time is None else arrival_time
-        eos = self.limits.eos_token_ids
+        arrival = submission.arrival_time
+        params, eos = submission.params, self.limits.eos_token_ids
         request = Request(
-            request_id,
-            prompt_token_ids,
-            params,
+            submission,
             seed=self._seed() if params.seed is None else params.seed,
-            max_tokens=max_tokens,
+            max_tokens=output_limit(submission, self.limits),
+            arrival_time=self.clock() if arrival is None else arrival,
             stop_ids=stop_ids(params, eos),
             eos_ids=() if params.ignore_eos else eos,
-            bad_words=bad_words,
-            arrival_time=now,
-            priority=priority,
-            cache_salt=cache_salt,
-            deadline=deadline,
         )
         self.scheduler.add(request)
-        self.recorder.arrived(request_id, now, len(prompt_token_ids), params.n)
+        self.recorder.arrived(request)
 
     def step(self) -> list[Update]:
         """Plan, run, commit. What each choice gained; empty when nothing could run.
@@ -147,16 +138,6 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         return self.recorder.snapshot(self.scheduler, self.clock())
-
-    def check_priority(self, priority: int) -> None:
-        """Raises RequestError for a priority that the policy would ignore."""
-        policy = self.scheduler.policy
-        if priority and not getattr(policy, "heeds_priority", True):
-            raise RequestError(
-                f"priority is {priority}, but the scheduler {policy.name!r} knows none; use "
-                "scheduler='priority', or leave it out",
-                "priority",
-            )
 
     def slots(self) -> dict[str, tuple[int, int, int]]:
         """Of each running choice, by its id: KV slots held, written, and shared with others."""

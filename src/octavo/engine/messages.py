@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.core.plan import RunnerLimits
 from octavo.core.scheduler import Update
+from octavo.core.submission import Submission
+from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.stats import EngineStats, Observations
-from octavo.params import SamplingParams
+from octavo.errors import ERROR_KINDS, EngineDeadError, OctavoError, RequestError
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -32,16 +33,9 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, tag="add", array_like=True, frozen=True):
-    """Queue a request, which the web side has already admitted."""
+    """Queue a request, which the web side has admitted. Answered by Accepted or Refused."""
 
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    arrival_time: float
-    priority: int = 0
-    cache_salt: str | None = None
-    deadline: float | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    submission: Submission
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -66,25 +60,54 @@ Command = Add | Abort | FinishChoice | Stop
 # From the engine.
 
 
+class Fault(msgspec.Struct, array_like=True, frozen=True):
+    """An exception as a value. `kind` is its type's name in `errors.ERROR_KINDS`."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Fault":
+        """Of a type that is not in the table, its nearest base; of a foreign one, engine death."""
+        if isinstance(error, EngineDeadError):
+            return cls(EngineDeadError.__name__, error.reason)
+        for kind in type(error).__mro__:
+            if ERROR_KINDS.get(kind.__name__) is kind:
+                return cls(kind.__name__, str(error), getattr(error, "param", None))
+        return cls(EngineDeadError.__name__, f"{type(error).__name__}: {error}")
+
+    def error(self) -> OctavoError:
+        """The exception again."""
+        kind = ERROR_KINDS[self.kind]
+        if issubclass(kind, RequestError):
+            return kind(self.message, self.param)
+        return kind(self.message)
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
-    """The model is loaded. `explain` says what computes each operation."""
+    """The model is loaded."""
 
-    limits: RunnerLimits
-    explain: dict[str, str]
+    capabilities: EngineCapabilities
 
 
-class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
-    """What the choices gained in one step."""
+class Accepted(msgspec.Struct, tag="accepted", array_like=True, frozen=True):
+    """These requests are queued: from here on they have updates."""
 
-    updates: Sequence[Update]
+    request_ids: Sequence[str]
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
     """The engine does not take this request."""
 
     request_id: str
-    message: str
-    param: str | None
+    fault: Fault
+
+
+class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
+    """What the choices gained in one step."""
+
+    updates: Sequence[Update]
 
 
 class Stats(msgspec.Struct, tag="stats", array_like=True, frozen=True):
@@ -99,10 +122,9 @@ class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):
-    """The last message. `config_fault`: the engine could not start as it was asked to."""
+    """The last message: why the engine could not start, or has stopped."""
 
-    reason: str
-    config_fault: bool = False
+    fault: Fault
 
 
-Report = Ready | Step | Refused | Stats | Beat | Dead
+Report = Ready | Accepted | Refused | Step | Stats | Beat | Dead

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from octavo.core.plan import TokenLogprobs
 from octavo.core.scheduler import Update
+from octavo.core.submission import Submission
 from octavo.errors import RequestError
 from octavo.outputs import (
     CompletionOutput,
@@ -20,15 +21,15 @@ from octavo.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from octavo.params import RequestOutputKind, SamplingParams
+from octavo.params import RequestOutputKind
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import Tokenizer
 
-Stop = tuple[str, int]  # request id, choice
+StoppedChoice = tuple[str, int]  # request id, choice
 
 
 class OutputProcessor:
-    """Turns updates into outputs. Knows the time only as it is told."""
+    """Turns updates into outputs. Reads no clock: times are the caller's."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,33 +39,28 @@ class OutputProcessor:
         """Requests in flight."""
         return len(self._states)
 
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        arrival_time: float,
-    ) -> None:
-        """Expect updates of a request. Raises RequestError if its id is in flight."""
+    def add(self, submission: Submission, prompt: str | None, arrival_time: float) -> None:
+        """Expect updates of a request. Raises RequestError if its id is in flight.
+
+        prompt: its text, where it came as text, for the outputs.
+        """
+        request_id = submission.request_id
         if request_id in self._states:
             raise RequestError(
                 f"a request with the id {request_id[:128]!r} is in flight", "request_id"
             )
-        self._states[request_id] = _State(
-            self._tokenizer, request_id, prompt, list(prompt_token_ids), params, arrival_time
-        )
+        self._states[request_id] = _State(self._tokenizer, submission, prompt, arrival_time)
 
     def process(
         self, updates: Iterable[Update], now: float
-    ) -> tuple[list[RequestOutput], list[Stop]]:
+    ) -> tuple[list[RequestOutput], list[StoppedChoice]]:
         """(outputs to deliver, choices that a stop string has ended while the engine goes on).
 
         Updates of requests that are not, or no longer, in flight are ignored, and so are those
         of a choice after its end.
         """
         touched: dict[str, _State] = {}
-        stops: list[Stop] = []
+        stops: list[StoppedChoice] = []
         for update in updates:
             state = self._states.get(update.request_id)
             if state is None:
@@ -153,16 +149,15 @@ class _State:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        request_id: str,
+        submission: Submission,
         prompt: str | None,
-        prompt_ids: list[int],
-        params: SamplingParams,
         arrival_time: float,
     ) -> None:
+        params = submission.params
         self.tokenizer = tokenizer
-        self.request_id = request_id
+        self.request_id = submission.request_id
         self.prompt = prompt
-        self.prompt_ids = prompt_ids
+        self.prompt_ids = list(submission.token_ids)
         self.params = params
         self.kind = params.output_kind
         self.live = params.n

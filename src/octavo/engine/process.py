@@ -24,10 +24,12 @@ from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor
 from octavo.engine.messages import (
     Abort,
+    Accepted,
     Add,
     Beat,
     Command,
     Dead,
+    Fault,
     FinishChoice,
     Launch,
     Ready,
@@ -36,7 +38,7 @@ from octavo.engine.messages import (
     Stats,
     Step,
 )
-from octavo.errors import ConfigError, OctavoError, RequestError
+from octavo.errors import OctavoError, RequestError
 from octavo.log import configure, get_logger
 
 logger = get_logger("octavo.engine.process")  # __name__ is __main__ here
@@ -103,16 +105,24 @@ class Loop:
             self._stop = True
 
     def _read_inbox(self) -> None:
+        accepted: list[str] = []
         while not self._stop:
             try:
                 frame = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            self._act(self._decoder.decode(frame))
+                break
+            self._act(self._decoder.decode(frame), accepted)
+        if accepted:
+            self._outbox.send(Accepted(accepted))
 
-    def _act(self, command: Command) -> None:
+    def _act(self, command: Command, accepted: list[str]) -> None:
         if isinstance(command, Add):
-            self._add(command)
+            try:
+                self._engine.add_request(command.submission)
+            except RequestError as error:
+                self._outbox.send(Refused(command.submission.request_id, Fault.of(error)))
+            else:
+                accepted.append(command.submission.request_id)
         elif isinstance(command, Abort):
             for request_id in command.request_ids:
                 self._engine.abort(request_id)
@@ -121,26 +131,11 @@ class Loop:
         else:
             self._stop = True
 
-    def _add(self, command: Add) -> None:
-        try:
-            self._engine.add_request(
-                command.request_id,
-                command.prompt_token_ids,
-                command.params,
-                arrival_time=command.arrival_time,
-                priority=command.priority,
-                cache_salt=command.cache_salt,
-                deadline=command.deadline,
-                bad_words=command.bad_words,
-            )
-        except RequestError as error:
-            self._outbox.send(Refused(command.request_id, str(error), error.param))
-
     def _report(self, now: float) -> None:
         if now >= self._stats_due:
             self._stats_due = now + STATS_SECONDS
             recorder = self._engine.recorder
-            stats = recorder.snapshot(self._engine.scheduler, now, percentiles=False)
+            stats = recorder.snapshot(self._engine.scheduler, now, detailed=False)
             self._outbox.send(Stats(stats, recorder.drain()))
 
 
@@ -171,17 +166,17 @@ def serve(launch: Launch, parent: IO[bytes]) -> int:
     inbox.bind(launch.inbox)
     try:
         engine = _load(launch)
-        outbox.send(Ready(engine.limits, engine.executor.explain()))
+        outbox.send(Ready(engine.capabilities))
         beat.start()
         Loop(engine, inbox, outbox, parent).run()
         engine.close()
         return 0
     except OctavoError as error:
-        outbox.send(Dead(getattr(error, "reason", str(error)), isinstance(error, ConfigError)))
+        outbox.send(Dead(Fault.of(error)))
         return 1
     except BaseException as error:
         logger.exception("the engine process fails")
-        outbox.send(Dead(f"{type(error).__name__}: {error}"))
+        outbox.send(Dead(Fault.of(error)))
         return 1
     finally:
         done.set()

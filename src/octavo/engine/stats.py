@@ -1,21 +1,98 @@
 """What the engine counts: rates over a sliding window, latencies, memory, all from one place.
 
-`StatsRecorder` is told of every arrival, step and end; `EngineStats` is a frozen snapshot. The
-server turns snapshots and drained observations into Prometheus metrics. No clock is read here:
-times are the caller's, in seconds of one monotonic clock.
+`StatsRecorder` is called at every arrival, step and end; `EngineStats` is a frozen snapshot. A
+statistic is one field of `EngineStats`, or of `Observations` for a distribution: the field says
+how it is read and, if it is exported, its name and help text on /metrics. Nothing else lists
+them, and what a policy publishes comes from the policy. No clock is read here: times are the
+caller's, in seconds of one monotonic clock.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
+from octavo.core.kv_manager import KVUsage
 from octavo.core.plan import StepPlan
+from octavo.core.policy import policy_names
+from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
-from octavo.core.slo import SLOScheduler, SLOState
 
 WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
 _UNREAD_STEPS = 16384  # a server reads four times a second; offline nobody does
+
+# vLLM's buckets, with finer ones in front: a small model on CPU is below vLLM's first.
+_TTFT = (
+    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+    640, 2560,
+)  # fmt: skip
+_ITL = (
+    .001, .002, .004, .006, .008, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5,
+    7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_SECONDS = (
+    .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240,
+    480, 960, 1920, 7680,
+)  # fmt: skip
+COUNT_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+_STEP_TOKENS = tuple(2**e for e in range(15))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How a statistic is exported. A name without a colon is vLLM's, and gets its prefix.
+
+    field: where the value is, in `EngineStats` or `Observations`. buckets: of a histogram.
+    """
+
+    field: str
+    kind: Literal["gauge", "counter", "histogram"]
+    name: str
+    help: str
+    buckets: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a snapshot is read from. detailed: also what is expensive, or not for export."""
+
+    recorder: "StatsRecorder"
+    scheduler: Scheduler
+    kv: KVUsage
+    busy: float  # seconds of steps in the window
+    generated: int  # tokens in the window
+    prompt: int  # prompt tokens in the window
+    span: float  # seconds of the window so far
+    detailed: bool
+
+
+def _statistic(
+    read: Callable[[Sources], Any],
+    gauge: str = "",
+    counter: str = "",
+    text: str = "",
+    empty: Callable[[], Any] = int,
+) -> Any:
+    """A field of `EngineStats`: how it is read, and as which metric it is exported, if any."""
+    kind = "gauge" if gauge else "counter"
+    exported = (kind, gauge or counter, text) if gauge or counter else None
+    return field(default_factory=empty, metadata={"read": read, "metric": exported})
+
+
+def _samples(name: str, text: str, buckets: Sequence[float]) -> Any:
+    """A field of `Observations`, exported as a histogram."""
+    exported = ("histogram", name, text, buckets)
+    return field(default_factory=list, metadata={"metric": exported})
+
+
+def exported(kind: type) -> tuple[Metric, ...]:
+    """The metrics that the fields of `EngineStats` or `Observations` declare."""
+    return tuple(
+        Metric(item.name, *item.metadata["metric"])
+        for item in fields(kind)
+        if item.metadata.get("metric")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +127,149 @@ class EngineStats:
     most_held_slots, most_written_slots: high-water marks since the start; shared_slots: held by
     more than one request. swapped_out_blocks, swapped_in_blocks: copied to the host and back so
     far; displaced: of the preemptions, those for a request that was earlier. policy_errors: how
-    often the scheduling policy, or its weight_fn, failed. slo: what an SLOScheduler does, and
-    why. swap_block_seconds: what copying a block has taken. ttft, itl, e2e: seconds.
+    often the scheduling policy, or its weight_fn, failed. swap_block_seconds: what copying a
+    block has taken. ttft, itl, e2e: seconds. policy: the gauges of the policy, by name.
+
+    The state that a policy shows is an attribute of the policy's name (`stats.slo`), and None
+    for a built-in policy that is not in use.
     """
 
-    throughput: float
-    prompt_throughput: float
-    gpu_utilization: float
-    cache_hit_rate: float
-    kv_usage: float
-    kv_blocks_usage: float
-    fragmentation: float
-    running: int
-    waiting: int
-    swapped: int
-    preemptions: int
-    steps: int
-    prompt_tokens: int
-    generation_tokens: int
-    cached_tokens: int
-    queried_tokens: int
-    finished: dict[str, int]
-    ttft: Percentiles
-    itl: Percentiles
-    e2e: Percentiles
-    most_held_slots: int = 0
-    most_written_slots: int = 0
-    shared_slots: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    displaced: int = 0
-    policy_errors: int = 0
-    swap_block_seconds: float = 0.0
-    slo: SLOState | None = None
+    throughput: float = _statistic(
+        lambda s: s.generated / s.span if s.generated else 0.0,
+        gauge="octavo:generation_tokens_per_second",
+        text="Over the last 10 s.",
+    )
+    prompt_throughput: float = _statistic(
+        lambda s: s.prompt / s.span if s.prompt else 0.0,
+        gauge="octavo:prompt_tokens_per_second",
+        text="Over the last 10 s.",
+    )
+    gpu_utilization: float = _statistic(
+        lambda s: min(1.0, s.busy / s.span) if s.busy else 0.0,
+        gauge="octavo:device_utilization",
+        text="Share of time spent computing.",
+    )
+    cache_hit_rate: float = _statistic(
+        lambda s: s.kv.cached_tokens / s.kv.queried_tokens if s.kv.queried_tokens else 0.0
+    )
+    kv_usage: float = _statistic(
+        lambda s: s.kv.written_slots / s.kv.total_slots,
+        gauge="octavo:kv_slots_usage",
+        text="Written KV slots, 0 to 1.",
+    )
+    kv_blocks_usage: float = _statistic(
+        lambda s: s.kv.held_slots / s.kv.total_slots,
+        gauge="kv_cache_usage_perc",
+        text="Held KV blocks, 0 to 1.",
+    )
+    fragmentation: float = _statistic(
+        lambda s: s.kv.fragmentation,
+        gauge="octavo:kv_fragmentation",
+        text="Unwritten share of held slots, 0 to 1.",
+    )
+    running: int = _statistic(
+        lambda s: s.scheduler.num_running,
+        gauge="num_requests_running",
+        text="Requests in the running batch.",
+    )
+    waiting: int = _statistic(
+        lambda s: s.scheduler.num_waiting,
+        gauge="num_requests_waiting",
+        text="Requests that wait for their turn.",
+    )
+    swapped: int = _statistic(
+        lambda s: s.scheduler.num_swapped,
+        gauge="octavo:num_requests_swapped",
+        text="Requests whose KV is in host memory.",
+    )
+    preemptions: int = _statistic(
+        lambda s: s.scheduler.num_preemptions,
+        counter="num_preemptions",
+        text="Requests that gave up their blocks.",
+    )
+    steps: int = _statistic(
+        lambda s: s.recorder.steps, counter="octavo:steps", text="Steps of the engine."
+    )
+    prompt_tokens: int = _statistic(lambda s: s.recorder.prompt_tokens)
+    generation_tokens: int = _statistic(lambda s: s.recorder.generation_tokens)
+    cached_tokens: int = _statistic(
+        lambda s: s.kv.cached_tokens,
+        counter="prefix_cache_hits",
+        text="Prompt tokens found in the prefix cache.",
+    )
+    queried_tokens: int = _statistic(
+        lambda s: s.kv.queried_tokens,
+        counter="prefix_cache_queries",
+        text="Prompt tokens looked up in the prefix cache.",
+    )
+    finished: dict[str, int] = _statistic(lambda s: dict(s.recorder.finished), empty=dict)
+    ttft: Percentiles = _statistic(
+        lambda s: s.recorder.percentiles("ttft", s.detailed), empty=Percentiles
+    )
+    itl: Percentiles = _statistic(
+        lambda s: s.recorder.percentiles("itl", s.detailed), empty=Percentiles
+    )
+    e2e: Percentiles = _statistic(
+        lambda s: s.recorder.percentiles("e2e", s.detailed), empty=Percentiles
+    )
+    most_held_slots: int = _statistic(
+        lambda s: s.kv.most_held_slots,
+        gauge="octavo:kv_most_held_slots",
+        text="Most KV slots held so far.",
+    )
+    most_written_slots: int = _statistic(
+        lambda s: s.kv.most_written_slots,
+        gauge="octavo:kv_most_written_slots",
+        text="Most KV slots written so far.",
+    )
+    shared_slots: int = _statistic(
+        lambda s: s.kv.shared_slots,
+        gauge="octavo:kv_shared_slots",
+        text="KV slots that several requests hold.",
+    )
+    swapped_out_blocks: int = _statistic(
+        lambda s: s.kv.swapped_out_blocks,
+        counter="octavo:swapped_out_blocks",
+        text="KV blocks copied to the host.",
+    )
+    swapped_in_blocks: int = _statistic(
+        lambda s: s.kv.swapped_in_blocks,
+        counter="octavo:swapped_in_blocks",
+        text="KV blocks copied back.",
+    )
+    displaced: int = _statistic(
+        lambda s: s.scheduler.num_displaced,
+        counter="octavo:displaced",
+        text="Preemptions in favour of an earlier request.",
+    )
+    policy_errors: int = _statistic(
+        lambda s: s.scheduler.policy_errors,
+        counter="octavo:policy_errors",
+        text="Failures of the scheduling policy or weight_fn.",
+    )
+    swap_block_seconds: float = _statistic(
+        lambda s: s.scheduler.rates.block_seconds or 0.0,
+        gauge="octavo:swap_block_seconds",
+        text="Seconds to copy one swapped block.",
+    )
+    policy: dict[str, float] = _statistic(
+        lambda s: {gauge.name: gauge.value for gauge in s.scheduler.fallback.gauges()},
+        empty=dict,
+    )
+    policy_name: str = _statistic(lambda s: str(s.scheduler.policy.name), empty=str)
+    policy_state: Any = _statistic(
+        lambda s: getattr(s.scheduler.policy, "state", None) if s.detailed else None,
+        empty=type(None),
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        """The state of the policy of this name."""
+        if not name.startswith("policy"):
+            if name == self.policy_name:
+                return self.policy_state
+            if name in policy_names():
+                return None
+        raise AttributeError(f"the statistics have no {name!r}")
 
 
 @dataclass(slots=True)
@@ -93,16 +280,28 @@ class Observations:
     decode (first token to last), tpot (decode per token after the first), e2e.
     """
 
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
-    e2e: list[float] = field(default_factory=list)
-    queue: list[float] = field(default_factory=list)
-    prefill: list[float] = field(default_factory=list)
-    decode: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    prompt_tokens: list[int] = field(default_factory=list)
-    generation_tokens: list[int] = field(default_factory=list)
-    step_tokens: list[int] = field(default_factory=list)
+    ttft: list[float] = _samples("time_to_first_token_seconds", "Arrival to first token.", _TTFT)
+    itl: list[float] = _samples(
+        "inter_token_latency_seconds", "Between tokens of one choice.", _ITL
+    )
+    e2e: list[float] = _samples("e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
+    queue: list[float] = _samples("request_queue_time_seconds", "Arrival to first step.", _SECONDS)
+    prefill: list[float] = _samples(
+        "request_prefill_time_seconds", "First step to first token.", _SECONDS
+    )
+    decode: list[float] = _samples("request_decode_time_seconds", "First token to last.", _SECONDS)
+    tpot: list[float] = _samples(
+        "request_time_per_output_token_seconds", "Per token after the first.", _ITL
+    )
+    prompt_tokens: list[int] = _samples(
+        "request_prompt_tokens", "Prompt tokens per request.", COUNT_BUCKETS
+    )
+    generation_tokens: list[int] = _samples(
+        "request_generation_tokens", "Tokens made per request.", COUNT_BUCKETS
+    )
+    step_tokens: list[int] = _samples(
+        "iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKENS
+    )
 
 
 @dataclass(slots=True)
@@ -117,24 +316,30 @@ class _Times:
 
 
 class StatsRecorder:
-    """Counts; knows nothing of what the numbers are used for."""
+    """Counts; does not know what the numbers are used for."""
+
+    steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    finished: dict[str, int]
 
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.finished: dict[str, int] = {}
+        self.finished = {}
         self._times: dict[str, _Times] = {}
         self._window: deque[tuple[float, float, int, int]] = deque()
-        self._ttft: deque[float] = deque(maxlen=_SAMPLES)
-        self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        self._e2e: deque[float] = deque(maxlen=_SAMPLES)
+        self._latencies: dict[str, deque[float]] = {
+            name: deque(maxlen=_SAMPLES) for name in ("ttft", "itl", "e2e")
+        }
         self._fresh = Observations()
 
-    def arrived(self, request_id: str, arrival: float, prompt_tokens: int, choices: int) -> None:
-        self._times[request_id] = _Times(arrival, prompt_tokens, choices)
-        self.prompt_tokens += prompt_tokens
-        self._fresh.prompt_tokens.append(prompt_tokens)
+    def arrived(self, request: Request) -> None:
+        count = request.num_prompt_tokens
+        self._times[request.request_id] = _Times(request.arrival_time, count, request.params.n)
+        self.prompt_tokens += count
+        self._fresh.prompt_tokens.append(count)
 
     def step(self, plan: StepPlan, updates: list[Update], started: float, ended: float) -> None:
         """One step ran from `started` to `ended` and gave `updates`."""
@@ -167,44 +372,25 @@ class StatsRecorder:
         fresh, self._fresh = self._fresh, Observations()
         return fresh
 
-    def snapshot(self, scheduler: Scheduler, now: float, percentiles: bool = True) -> EngineStats:
-        """`percentiles=False` leaves them 0: they sort thousands of samples."""
+    def percentiles(self, name: str, detailed: bool = True) -> Percentiles:
+        """Of the latest samples of ttft, itl or e2e; 0 unless `detailed`: sorting takes time."""
+        return Percentiles.of(self._latencies[name] if detailed else ())
+
+    def snapshot(self, scheduler: Scheduler, now: float, detailed: bool = True) -> EngineStats:
+        """`detailed=False` leaves out percentiles and the policy's state: it is for export."""
         self._trim(now)
         begin = self._window[0][0] - self._window[0][1] if self._window else now
-        span = max(now - begin, 1e-9)
-        busy, generated, prompt = (sum(w[i] for w in self._window) for i in (1, 2, 3))
-        kv = scheduler.kv.usage()
-        return EngineStats(
-            throughput=generated / span if self._window else 0.0,
-            prompt_throughput=prompt / span if self._window else 0.0,
-            gpu_utilization=min(1.0, busy / span) if self._window else 0.0,
-            cache_hit_rate=kv.cached_tokens / kv.queried_tokens if kv.queried_tokens else 0.0,
-            kv_usage=kv.written_slots / kv.total_slots,
-            kv_blocks_usage=kv.held_slots / kv.total_slots,
-            fragmentation=kv.fragmentation,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            swapped=scheduler.num_swapped,
-            preemptions=scheduler.num_preemptions,
-            steps=self.steps,
-            prompt_tokens=self.prompt_tokens,
-            generation_tokens=self.generation_tokens,
-            cached_tokens=kv.cached_tokens,
-            queried_tokens=kv.queried_tokens,
-            finished=dict(self.finished),
-            ttft=Percentiles.of(self._ttft if percentiles else ()),
-            itl=Percentiles.of(self._itl if percentiles else ()),
-            e2e=Percentiles.of(self._e2e if percentiles else ()),
-            most_held_slots=kv.most_held_slots,
-            most_written_slots=kv.most_written_slots,
-            shared_slots=kv.shared_slots,
-            swapped_out_blocks=kv.swapped_out_blocks,
-            swapped_in_blocks=kv.swapped_in_blocks,
-            displaced=scheduler.num_displaced,
-            policy_errors=scheduler.policy_errors,
-            swap_block_seconds=scheduler.rates.block_seconds or 0.0,
-            slo=scheduler.policy.state if isinstance(scheduler.policy, SLOScheduler) else None,
+        sources = Sources(
+            self,
+            scheduler,
+            scheduler.kv.usage(),
+            busy=sum(step[1] for step in self._window),
+            generated=sum(step[2] for step in self._window),
+            prompt=sum(step[3] for step in self._window),
+            span=max(now - begin, 1e-9),
+            detailed=detailed,
         )
+        return EngineStats(**{f.name: f.metadata["read"](sources) for f in fields(EngineStats)})
 
     def _note(self, update: Update, now: float) -> int:
         times = self._times.get(update.request_id)
@@ -214,10 +400,10 @@ class StatsRecorder:
         if count:
             last = times.last.get(update.index)
             if last is None:
-                self._ttft.append(now - times.arrival)
+                self._latencies["ttft"].append(now - times.arrival)
                 self._fresh.ttft.append(now - times.arrival)
             else:
-                self._itl.append(now - last)
+                self._latencies["itl"].append(now - last)
                 self._fresh.itl.append(now - last)
             if times.first is None:
                 times.first = now
@@ -234,7 +420,7 @@ class StatsRecorder:
             return
         del self._times[request_id]
         self._count(reason)
-        self._e2e.append(now - times.arrival)
+        self._latencies["e2e"].append(now - times.arrival)
         self._fresh.e2e.append(now - times.arrival)
         self._fresh.generation_tokens.append(times.generated)
         if times.scheduled is not None and times.first is not None:

@@ -50,8 +50,8 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
 
 async def health(service: Service, request: Request) -> Response:
     """200 while the engine answers; 503 with the reason while it does not."""
-    if trouble := service.trouble():
-        return _error_response(unavailable(trouble, "unavailable"))
+    if reason := service.unavailable_reason():
+        return _error_response(unavailable(reason, "unavailable"))
     return Response(status_code=200)
 
 

@@ -40,7 +40,7 @@ def prompt_logprobs(
     ]
 
 
-class Spelling:
+class TokenFormatter:
     """How tokens are shown: as text, as `bytes:\\x..` where that is no text, or as ids."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool, skip_special: bool) -> None:
@@ -70,8 +70,8 @@ class Spelling:
 class CompletionArrays:
     """The arrays of one choice, chunk by chunk; `text_offset` goes on from chunk to chunk."""
 
-    def __init__(self, spelling: Spelling, count: int) -> None:
-        self._spelling = spelling
+    def __init__(self, formatter: TokenFormatter, count: int) -> None:
+        self._formatter = formatter
         self._count = count
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -83,8 +83,8 @@ class CompletionArrays:
         arrays = CompletionLogprobs([], [], [], [])
         for token, position in zip(tokens, positions, strict=True):
             arrays.text_offset.append(self._offset)
-            arrays.tokens.append(self._spelling.key(token))
-            self._offset += len(self._decoder.decode(self._spelling.raw(token)))
+            arrays.tokens.append(self._formatter.key(token))
+            self._offset += len(self._decoder.decode(self._formatter.raw(token)))
             if position is None:
                 arrays.token_logprobs.append(None)
                 arrays.top_logprobs.append(None)
@@ -92,21 +92,24 @@ class CompletionArrays:
             arrays.token_logprobs.append(finite(position[token].logprob))
             shown = [*likeliest(position, self._count), (token, position[token])]
             arrays.top_logprobs.append(
-                {self._spelling.key(i): finite(entry.logprob) for i, entry in shown}
+                {self._formatter.key(i): finite(entry.logprob) for i, entry in shown}
             )
         return arrays
 
 
 def chat_logprobs(
-    spelling: Spelling, count: int, tokens: Sequence[int], positions: Sequence[PositionLogprobs]
+    formatter: TokenFormatter,
+    count: int,
+    tokens: Sequence[int],
+    positions: Sequence[PositionLogprobs],
 ) -> ChatLogprobs:
     """One entry per token, each with exactly `count` alternatives, the likeliest first."""
     entries: list[TokenLogprob] = []
     for token, position in zip(tokens, positions, strict=True):
         top = [
-            TopLogprob(spelling.text(i), finite(entry.logprob), list(spelling.raw(i)))
+            TopLogprob(formatter.text(i), finite(entry.logprob), list(formatter.raw(i)))
             for i, entry in likeliest(position, count)
         ]
         value = finite(position[token].logprob)
-        entries.append(TokenLogprob(spelling.text(token), value, list(spelling.raw(token)), top))
+        entries.append(TokenLogprob(formatter.text(token), value, list(formatter.raw(token)), top))
     return ChatLogprobs(entries)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
+from octavo.server.body import read_body
 from octavo.server.protocol import DetokenizeBody, TokenizeBody, parse
 from octavo.server.replies import Model, ModelList, Text, Tokens
 from octavo.server.service import Service
@@ -26,35 +27,35 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def get_model(service: Service, request: Request) -> Response:
-    return json_response(_card(service, service.check_model(request.path_params["name"])))
+    return json_response(_card(service, service.model_name(request.path_params["name"])))
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """The ids that a completion's `prompt` or a chat's `messages` would have."""
-    body = await service.read(request, lambda raw: parse(raw, TokenizeBody))
-    service.check_model(body.model)
+    body = await read_body(service, request, lambda raw: parse(raw, TokenizeBody))
+    service.model_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if body.messages is not None:
         if body.add_special_tokens:
             raise RequestError("add_special_tokens needs prompt", "add_special_tokens")
-        ids = (await service.render(body, body.messages)).token_ids
+        ids = (await service.prompts.render(body, body.messages)).token_ids
     else:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if getattr(body, name) is not None:
                 raise RequestError(f"{name} needs messages", name)
-        ids = await service.encode(body.prompt or "", body.add_special_tokens is not False)
+        ids = await service.prompts.encode(body.prompt or "", body.add_special_tokens is not False)
     reply = Tokens(len(ids), service.limits.max_model_len, ids)
     if body.return_token_strs:
-        reply.token_strs = [service.tokenizer.token_text(i) for i in ids]
+        reply.token_strs = [service.prompts.tokenizer.token_text(i) for i in ids]
     return json_response(reply)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    body = await service.read(request, lambda raw: parse(raw, DetokenizeBody))
-    service.check_model(body.model)
+    body = await read_body(service, request, lambda raw: parse(raw, DetokenizeBody))
+    service.model_name(body.model)
     last = service.limits.vocab_size - 1
     if not all(0 <= token <= last for token in body.tokens):
         raise RequestError(f"tokens must be ids from 0 to {last}", "tokens")
-    text = await service.in_thread(service.tokenizer.decode, body.tokens, False)
+    text = await service.prompts.in_thread(service.prompts.tokenizer.decode, body.tokens, False)
     return json_response(Text(text))

@@ -24,11 +24,11 @@ NO_OPS = frozenset(
 )
 
 # Known fields that are refused, with the values that ask for nothing and so may be sent.
-Refused = dict[str, tuple[object, ...]]
+RefusedFields = dict[str, tuple[object, ...]]
 
 
-def _refused(names: str, **harmless: object) -> Refused:
-    never: Refused = dict.fromkeys(names.split(), ())
+def _refused(names: str, **harmless: object) -> RefusedFields:
+    never: RefusedFields = dict.fromkeys(names.split(), ())
     return never | {name: (value,) for name, value in harmless.items()}
 
 
@@ -101,6 +101,7 @@ class _Generation(_Body, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
+    deadline: float | None = None
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
@@ -148,7 +149,7 @@ class DetokenizeBody(_Body, kw_only=True):
     model: str | None = None
 
 
-_REFUSED: dict[type[_Body], Refused] = {
+_REFUSED: dict[type[_Body], RefusedFields] = {
     CompletionBody: _UNSUPPORTED | _refused("best_of suffix"),
     ChatBody: _UNSUPPORTED_CHAT,
     TokenizeBody: _refused("chat_template", tools=[]),
@@ -241,7 +242,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _kept(
     fields: Mapping[str, Any],
     known: Sequence[str],
-    refused: Refused,
+    refused: RefusedFields,
     where: str = "",
 ) -> dict[str, Any]:
     """The fields to look at: known, and not null. Raises RequestError for those to refuse."""
@@ -312,13 +313,13 @@ def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]
     else:
         options.update(_completion_options(body))
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    with as_asked(body):
+    with body_field_names(body):
         return SamplingParams(**options, output_kind=kind)
 
 
 @contextlib.contextmanager
-def as_asked(body: CompletionBody | ChatBody) -> Iterator[None]:
-    """Let errors of `max_tokens` speak of `max_completion_tokens` where the body did so."""
+def body_field_names(body: CompletionBody | ChatBody) -> Iterator[None]:
+    """Errors about `max_tokens` name `max_completion_tokens` if the body used that name."""
     try:
         yield
     except RequestError as error:

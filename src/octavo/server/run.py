@@ -51,7 +51,7 @@ class Runner:
                 access_log=False,
                 server_header=False,
                 root_path=options.root_path,
-                # Only the last resort: `cut` ends what is left after the drain.
+                # Only the last resort: `abort_all` ends what is left after the drain.
                 timeout_graceful_shutdown=int(options.drain_timeout) + 5,
             )
         )
@@ -62,26 +62,26 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self.drain)
-        life = asyncio.create_task(self.service.live(self._announce))
-        life.add_done_callback(lambda _: self._leave())
+        engine = asyncio.create_task(self.service.run_engine(self._announce))
+        engine.add_done_callback(lambda _: self._leave())
         await self._server.serve(sockets=[self._listener])
-        if not life.done():
-            life.cancel()
-        await asyncio.gather(life, return_exceptions=True)
+        if not engine.done():
+            engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
         await self.service.close()
-        if not life.cancelled() and (error := life.exception()):
+        if not engine.cancelled() and (error := engine.exception()):
             raise error
         return 1 if self.service.failure and not self.service.draining else 0
 
     def drain(self) -> None:
         """Take no new requests, let running ones finish in time. A second call ends them now."""
         if self.service.draining:
-            self.service.cut()
+            self.service.abort_all()
             return
         seconds = self.service.options.drain_timeout
         logger.info("shutting down; running requests have %g s (again: end them now)", seconds)
         self.service.draining = True
-        asyncio.get_running_loop().call_later(seconds, self.service.cut)
+        asyncio.get_running_loop().call_later(seconds, self.service.abort_all)
         self._leave()
 
     def _leave(self) -> None:

@@ -1,0 +1,209 @@
+"""One HTTP request's generation: admitted, submitted, counted, and logged at its end.
+
+A request that is refused, here or by the engine, is refused before its response starts: `submit`
+returns when the engine has queued every prompt.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from msgspec import UNSET
+from starlette.requests import Request
+
+from octavo.core.submission import Submission
+from octavo.engine.admission import admit, deadline_at, output_limit
+from octavo.engine.client import Batch
+from octavo.errors import QueueFullError, RequestError
+from octavo.log import get_logger
+from octavo.outputs import FinishReason, RequestOutput
+from octavo.params import SamplingParams
+from octavo.server.logprobs import TokenFormatter
+from octavo.server.protocol import ChatBody, CompletionBody, body_field_names
+from octavo.server.replies import Maybe, Usage
+from octavo.server.service import Service
+from octavo.version import __version__
+
+logger = get_logger(__name__)
+
+FINGERPRINT = f"octavo-{__version__}"
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# A request, and its prompt's text where it came as text.
+Prompted = tuple[Submission, str | None]
+
+
+async def make_submission(
+    service: Service,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    body: CompletionBody | ChatBody,
+) -> Submission:
+    """An admitted request. Raises RequestError for what the model cannot serve."""
+    now = time.monotonic()
+    submission = Submission(
+        service.client.new_id(),
+        tuple(token_ids),
+        params,
+        await service.prompts.bad_words(params.bad_words),
+        arrival_time=now,
+        priority=body.priority or 0,
+        deadline=deadline_at(body.deadline, now),
+        cache_salt=body.cache_salt,
+    )
+    with body_field_names(body):
+        return admit(submission, service.client.capabilities)
+
+
+def check_queue(service: Service, count: int) -> None:
+    """Raise QueueFullError unless there is room for `count` more requests."""
+    try:
+        service.client.check_queue(count)
+    except QueueFullError as error:
+        service.metrics.rejected(error.code)
+        raise
+
+
+async def submit(
+    service: Service,
+    request: Request,
+    body: CompletionBody | ChatBody,
+    kind: str,
+    prompted: Sequence[Prompted],
+) -> "Generation":
+    """Start generating. Raises QueueFullError when the prompts are turned away."""
+    name = request_id(request, body.request_id)
+    model = service.model_name(body.model)
+    try:
+        batch = await service.client.submit([submission for submission, _ in prompted])
+    except QueueFullError as error:
+        service.metrics.rejected(error.code)
+        raise
+    return Generation(service, f"{kind}-{name}", name, model, prompted, batch)
+
+
+class Generation:
+    """What the engine makes of one HTTP request, until its line in the log."""
+
+    def __init__(
+        self,
+        service: Service,
+        name: str,
+        request_id: str,
+        model: str,
+        prompted: Sequence[Prompted],
+        batch: Batch,
+    ) -> None:
+        self.service = service
+        self.id = name
+        self.model = model
+        self.prompted = prompted
+        self.created = int(time.time())
+        self.headers = [(b"x-request-id", request_id.encode())]
+        count = len(prompted)
+        self._batch = batch
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._cached = [0] * count
+        self._seen = [False] * count
+        self._generated = [0] * count
+        self._reasons: list[FinishReason] = []
+        self._texts: dict[tuple[int, int], str] = {}
+        for submission, _ in prompted:
+            most = output_limit(submission, service.limits)
+            service.metrics.received(submission.params.n, most)
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """What is new, as (position of the prompt, output). Raises EngineError."""
+        async for position, output in self._batch:
+            self._note(position, output)
+            yield position, output
+
+    def _note(self, position: int, output: RequestOutput) -> None:
+        if self._first is None:
+            measured = output.metrics and output.metrics.first_token_time
+            self._first = measured or time.monotonic()
+        self._seen[position] = True
+        self._cached[position] = output.num_cached_tokens
+        for choice in output.outputs:
+            self._generated[position] += len(choice.token_ids)
+            if choice.finish_reason is not None:
+                self._reasons.append(choice.finish_reason)
+                self.service.metrics.ended(choice.finish_reason)
+            if self.service.options.log_requests:
+                key = (position, choice.index)
+                self._texts[key] = self._texts.get(key, "") + choice.text
+
+    def usage(self) -> Usage:
+        prompt = sum(len(submission.token_ids) for submission, _ in self.prompted)
+        return Usage.of(prompt, sum(self._generated), sum(self._cached))
+
+    def close(self, error: Exception | None = None) -> None:
+        """Abort what still runs, and log. `error` is what the client was answered, if anything."""
+        self._batch.close()
+        metrics = self.service.metrics
+        for i, (submission, _) in enumerate(self.prompted):
+            if self._seen[i]:
+                count = len(submission.token_ids)
+                metrics.answered(count, self._cached[i], self._generated[i])
+        choices = sum(submission.params.n for submission, _ in self.prompted)
+        missing = choices - len(self._reasons)
+        if missing:
+            reason: FinishReason = "error" if error else "abort"
+            metrics.ended(reason, missing)
+            self._reasons.append(reason)
+        self._log()
+
+    def _log(self) -> None:
+        usage, now = self.usage(), time.monotonic()
+        first = "-" if self._first is None else f"{self._first - self._started:.3f}"
+        logger.info(
+            "%s prompt=%d cached=%d output=%d finish=%s ttft=%s total=%.3f",
+            self.id,
+            usage.prompt_tokens,
+            sum(self._cached),
+            usage.completion_tokens,
+            ",".join(dict.fromkeys(self._reasons)),
+            first,
+            now - self._started,
+        )
+        if self.service.options.log_requests:
+            texts = [text or list(submission.token_ids) for submission, text in self.prompted]
+            logger.info("%s prompts=%r answers=%r", self.id, texts, list(self._texts.values()))
+
+
+def token_formatter(service: Service, body: CompletionBody | ChatBody) -> TokenFormatter:
+    """How the tokens of an answer's log-probabilities are shown."""
+    as_ids, skip = body.return_tokens_as_token_ids, body.skip_special_tokens
+    return TokenFormatter(service.prompts.tokenizer, bool(as_ids), skip is not False)
+
+
+def wants_usage(body: CompletionBody | ChatBody) -> bool:
+    """Whether a stream ends with a chunk that has the usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def chunk_usage(
+    body: CompletionBody | ChatBody, usage: Callable[[], Usage]
+) -> Usage | Maybe | None:
+    """The usage that an ordinary chunk has: none, null, or what was used so far."""
+    options = body.stream_options
+    if not (options and options.include_usage):
+        return UNSET
+    return usage() if options.continuous_usage_stats else None
+
+
+def request_id(request: Request, given: str | None) -> str:
+    """The id to answer with: the body's, else the header's if it is safe to repeat, else new.
+
+    Raises RequestError for one in the body that is not safe. It is never the engine's key, so
+    equal ids in flight do not meet.
+    """
+    if given is not None:
+        if not _SAFE_ID.fullmatch(given):
+            raise RequestError(
+                "request_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "request_id"
+            )
+        return given
+    header = request.headers.get("x-request-id", "")
+    return header if _SAFE_ID.fullmatch(header) else uuid.uuid4().hex
