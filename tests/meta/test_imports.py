@@ -18,6 +18,7 @@ SOURCE = Path(octavo.__file__).parent
 # Each row sees the rows above it here; the columns of a row do not see each other.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "devices", "params", "outputs", "log", "version"),
+    ("checkpoint",),
     ("core", "kernels", "dist", "text"),
     ("quant", "attention", "schedulers"),
     ("layers",),
@@ -30,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # The decisions and the text need no tensors; the web side starts without torch.
-TORCH_FREE_PARTS = (*ROWS[0], "core", "text", "schedulers", "server", "sim", "cli")
+TORCH_FREE_PARTS = (*ROWS[0], "checkpoint", "core", "text", "schedulers", "server", "sim", "cli")
 TORCH_FREE_FILES = (
     "engine/client.py",
     "engine/messages.py",
@@ -206,7 +207,9 @@ def test_a_circle_is_found() -> None:
 
 def test_torch_is_not_loaded_by_what_decides_or_serves() -> None:
     parts = ["cli.main", "core.scheduler", "core.policy", "engine.output", "engine.stats"]
-    parts += [name_of(p)[:-3].replace("/", ".") for p in sources() if part_of(p) == "text"]
+    parts += [
+        name_of(p)[:-3].replace("/", ".") for p in sources() if part_of(p) in ("checkpoint", "text")
+    ]
     parts += [name[:-3].replace("/", ".") for name in TORCH_FREE_FILES if (SOURCE / name).exists()]
     names = ["octavo", *(f"octavo.{part.removesuffix('.__init__')}" for part in parts)]
     code = (

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolve(str(folder))
-    assert (found.weights, found.is_gguf) == ((folder / "model.safetensors",), False)
+    assert (found.root, found.weights) == (folder, (folder / "model.safetensors",))
     assert resolve(f"{folder}/") == found.__class__(f"{folder}/", folder, found.weights)
     monkeypatch.setenv("HOME", str(folder.parent))
     assert resolve(f"~/{folder.name}").weights == found.weights
@@ -154,7 +154,7 @@ def test_several_files_and_no_index(folder: Path) -> None:
 
 def test_a_folder_with_one_gguf(tmp_path: Path) -> None:
     (tmp_path / "only.gguf").write_bytes(b"GGUF")
-    assert resolve(str(tmp_path)).is_gguf
+    assert resolve(str(tmp_path)).root.suffix == ".gguf"
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelNotFoundError, match=r"2 \.gguf files"):
         resolve(str(tmp_path))

@@ -15,10 +15,10 @@ from tests.models import toys
 from tqdm import tqdm
 
 import kit
+from octavo.checkpoint.gguf import FORMATS
 from octavo.errors import CheckpointError, ConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.files import INDEX, embedded_path
-from octavo.quant.gguf import FORMATS
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -224,7 +224,7 @@ def test_progress_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatc
         bars.append(tqdm(file=io.StringIO(), **{**options, "delay": 0}))
         return bars[0]
 
-    monkeypatch.setattr("octavo.models.loader.tqdm", bar)
+    monkeypatch.setattr("octavo.models.weights.tqdm", bar)
     toys.load(folder, load_progress=True)
     held = load_file(folder / "model.safetensors").values()
     assert bars[0].n == bars[0].total == sum(t.numel() * t.element_size() for t in held)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models import toys
-from tests.quant import test_stored as packers
+from tests.quant import packers
 
 import kit
 from octavo.errors import CheckpointError, ConfigError

@@ -14,7 +14,6 @@ from octavo.models.config import from_config, load_spec
 from octavo.models.files import resolve
 from octavo.models.registry import FAMILIES
 from octavo.models.spec import ModelSpec
-from octavo.models.weights import open_checkpoint
 
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
@@ -172,12 +171,12 @@ def test_generation_defaults() -> None:
 def test_generation_config_is_read_from_the_folder(tmp_path: Path) -> None:
     folder = kit.tiny(tmp_path / "m")
     (folder / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": 3}')
-    found = load_spec(open_checkpoint(resolve(str(folder))))
+    found = load_spec(resolve(str(folder)).open())
     assert found.generation_defaults == {"temperature": 0.5}
     assert found.eos_token_ids == (kit.EOS, 3)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-        load_spec(open_checkpoint(resolve(str(folder))))
+        load_spec(resolve(str(folder)).open())
 
 
 def test_the_dtype_of_the_checkpoint() -> None:
@@ -189,7 +188,7 @@ def test_the_dtype_of_the_checkpoint() -> None:
 class TestGguf:
     def read(self, path: Path, **metadata: Any) -> ModelSpec:
         toys.write_gguf(toys.make("qwen2"), path / "m.gguf", **metadata)
-        return load_spec(open_checkpoint(resolve(str(path / "m.gguf"))))
+        return load_spec(resolve(str(path / "m.gguf")).open())
 
     def test_what_the_metadata_say(self, tmp_path: Path) -> None:
         found = self.read(tmp_path, **{"attention.sliding_window": 33})

@@ -3,14 +3,14 @@
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.quant.base import recipe
+from octavo.quant.base import quant_config
 
 PARTS = ["layers.0.self_attn.qkv_proj", "layers.0.mlp.down_proj", "layers.11.mlp.down_proj",
          "lm_head"]  # fmt: skip
 
 
 def methods(quantization, override=None):
-    how = recipe(quantization, override)
+    how = quant_config(quantization, override)
     how.check(PARTS)
     return [how.method(part) for part in PARTS]
 
@@ -29,13 +29,13 @@ def test_the_last_override_that_fits_wins():
 
 def test_an_unknown_method_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"'itn8' is not supported.*int8.*known: int8, int4"):
-        recipe("itn8", None)
+        quant_config("itn8", None)
 
 
 @pytest.mark.parametrize("override", ["lm_head", "lm_head=", "=int8", "lm_head=int7"])
 def test_an_override_that_says_nothing_is_refused(override):
     with pytest.raises(ConfigError, match="not PATTERN=METHOD with a method of none, int8, int4"):
-        recipe("int8", override)
+        quant_config("int8", override)
 
 
 def test_a_pattern_that_fits_nothing_names_what_there_is():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from octavo.attention.base import AttentionSpec
+from octavo.checkpoint.base import Checkpoint, Naming
 from octavo.errors import CheckpointError
 from octavo.layers.mlp import Activation
 from octavo.layers.norm import NormSpec
@@ -17,8 +18,7 @@ from octavo.models.fields import Fields
 from octavo.models.files import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
 from octavo.models.spec import LayerSpec, ModelSpec
-from octavo.models.weights import Checkpoint
-from octavo.quant.stored import stored_format
+from octavo.quant import registry as quantizations
 
 GENERATION = "generation_config.json"
 
@@ -46,15 +46,27 @@ def load_spec(checkpoint: Checkpoint) -> ModelSpec:
 
     In a GGUF a tensor's presence says whether embeddings are tied and biases exist.
     """
-    files = checkpoint.files
-    if files.is_gguf:
-        return gguf_config.read(str(files.root), checkpoint.metadata, checkpoint.tensors)
-    generation = files.root / GENERATION
+    return _READERS[checkpoint.container.naming](checkpoint)
+
+
+def _from_folder(checkpoint: Checkpoint) -> ModelSpec:
+    folder = checkpoint.root
+    generation = folder / GENERATION
     return from_config(
-        read_json(files.root / CONFIG),
+        read_json(folder / CONFIG),
         read_json(generation) if generation.is_file() else {},
-        str(files.root / CONFIG),
+        str(folder / CONFIG),
     )
+
+
+def _from_gguf(checkpoint: Checkpoint) -> ModelSpec:
+    return gguf_config.read(str(checkpoint.root), checkpoint.metadata, checkpoint.tensors)
+
+
+_READERS: Mapping[Naming, Callable[[Checkpoint], ModelSpec]] = {
+    "huggingface": _from_folder,
+    "gguf": _from_gguf,
+}
 
 
 def from_config(
@@ -101,7 +113,7 @@ def from_config(
         bos_token_id=fields.optional("bos_token_id", 0),
         checkpoint_dtype=fields.get("dtype") or fields.get("torch_dtype"),
         generation_defaults=_generation_defaults(extra),
-        stored=None if quantized is None else stored_format(quantized, source),
+        quantization=None if quantized is None else quantizations.describe(quantized, source),
     )
 
 

@@ -232,17 +232,17 @@ class Decoder:
         backend: AttentionBackend,
         window: int,
         head_rows: int,
-        recipe: quant.Recipe,
+        quantization: quant.QuantConfig,
     ) -> None:
         """Build from `parameters`, one module at a time.
 
-        window: the longest sequence; head_rows: the most rows that one step draws from; recipe:
-        which products are made of integers.
+        window: the longest sequence; head_rows: the most rows that one step draws from;
+        quantization: which products are computed on integers.
         """
         self.spec = spec
         self.backend = backend
         self._ops, self._products, self._parameters = ops, products, parameters
-        self._recipe = recipe
+        self._quantization = quantization
         embed = parameters.take(self.EMBEDDING)
         self.embed = Embedding(embed, spec.embedding_scale).forward
         self._tables: dict[tuple[RopeSpec | None, QueryTemperature | None], torch.Tensor] = {}
@@ -251,7 +251,7 @@ class Decoder:
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
         last = spec.layers[-1].residual_scale
         self._norm = self._make_norm(_FINAL_NORM, spec.final_norm, last).forward
-        method = recipe.method(quant.HEAD)
+        method = quantization.method(quant.HEAD)
         head = embed if spec.tie_embeddings else parameters.matrix(method, self.HEAD)
         self._head = products.make(head, None, head_rows, method)
         del self._parameters
@@ -352,7 +352,7 @@ class Decoder:
     def _product(self, at: str, name: str, has_bias: bool) -> Product:
         """The product `name` of a part of a layer; the weights that it joins are stacked."""
         names = (name,) if self.spec.family.fused else _JOINED.get(name, (name,))
-        method = self._recipe.method(f"{at}{name}".removeprefix("model."))
+        method = self._quantization.method(f"{at}{name}".removeprefix("model."))
         weight = self._parameters.matrix(method, *(f"{at}{part}.weight" for part in names))
         bias = None
         if has_bias:

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo import log
+from octavo.checkpoint.base import Checkpoint, Container, name_list
+from octavo.checkpoint.registry import container_of, containers, open_checkpoint
 from octavo.errors import CheckpointError, ModelNotFoundError, nearest
 
 CONFIG = "config.json"
@@ -94,10 +96,10 @@ def embedded_path(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's files. `root`: its folder, or the `.gguf` file itself.
+    """A model's files. `root`: its folder, or the file itself where one file is all.
 
     weights: every file with tensors that belongs to the model, and no other.
-    index: for sharded safetensors, the file name of each tensor; else None.
+    index: where several files share the tensors, the file name of each tensor; else None.
     """
 
     name: str
@@ -105,9 +107,9 @@ class ModelFiles:
     weights: tuple[Path, ...]
     index: Mapping[str, str] | None = None
 
-    @property
-    def is_gguf(self) -> bool:
-        return self.root.is_file()
+    def open(self) -> Checkpoint:
+        """Map the files and check their headers. Raises CheckpointError."""
+        return open_checkpoint(self.root, self.weights, self.index)
 
 
 def resolve(model: str, revision: str | None = None) -> ModelFiles:
@@ -158,50 +160,73 @@ def _embedded(name: str) -> ModelFiles:
 
 
 def _file(model: str, path: Path) -> ModelFiles:
-    if path.suffix.lower() == ".gguf":
+    container = container_of(path)
+    if container is not None and container.self_contained:
         return ModelFiles(model, path, (path,))
+    whole = " or ".join(known.suffix for known in containers() if known.self_contained)
     raise CheckpointError(
-        f"{path} is a file but not a .gguf; give the folder that holds config.json and "
-        "safetensors, or a .gguf file"
+        f"{path} is a file but not a {whole}; give the folder that holds config.json and "
+        f"safetensors, or a {whole} file"
     )
 
 
 def _folder(model: str, path: Path) -> ModelFiles:
     if not (path / CONFIG).is_file():
-        ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return ModelFiles(model, ggufs[0], (ggufs[0],))
-        found = f"; it holds {len(ggufs)} .gguf files: name one of them" if ggufs else ""
-        raise ModelNotFoundError(f"folder {path} holds no {CONFIG}{found}")
-    if (path / INDEX).exists():
-        index = _read_index(path / INDEX)
-        names = sorted(set(index.values()))
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise CheckpointError(f"{path / INDEX} names files that are missing: {_join(missing)}")
-        return ModelFiles(model, path, tuple(path / name for name in names), index)
+        return _alone(model, path)
+    for container in containers():
+        index = path / f"model{container.suffix}.index.json"
+        if not container.self_contained and index.exists():
+            return _sharded(model, path, index)
     return ModelFiles(model, path, (_single(path),))
 
 
+def _alone(model: str, path: Path) -> ModelFiles:
+    """A folder with one file that is a model on its own."""
+    for suffix in (known.suffix for known in containers() if known.self_contained):
+        files = sorted(path.glob(f"*{suffix}"))
+        if len(files) == 1:
+            return ModelFiles(model, files[0], (files[0],))
+        if files:
+            raise ModelNotFoundError(
+                f"folder {path} holds no {CONFIG}; it holds {len(files)} {suffix} files: name one "
+                "of them"
+            )
+    raise ModelNotFoundError(f"folder {path} holds no {CONFIG}")
+
+
+def _sharded(model: str, path: Path, index_path: Path) -> ModelFiles:
+    index = _read_index(index_path)
+    names = sorted(set(index.values()))
+    if missing := [name for name in names if not (path / name).is_file()]:
+        raise CheckpointError(f"{index_path} names files that are missing: {name_list(missing)}")
+    return ModelFiles(model, path, tuple(path / name for name in names), index)
+
+
 def _single(path: Path) -> Path:
-    if (path / SINGLE).is_file():
-        return path / SINGLE
-    tensors = sorted(path.glob("*.safetensors"))
-    if len(tensors) == 1:
-        return tensors[0]
-    if tensors:
-        raise CheckpointError(
-            f"folder {path} holds {len(tensors)} safetensors files but no {INDEX} that says "
-            "which belong together"
-        )
+    for container in containers():
+        if not container.self_contained and (one := _single_of(path, container)) is not None:
+            return one
     if partial := sorted(path.glob("*.incomplete")):
         raise CheckpointError(f"{partial[0]} is an unfinished download; fetch the model again")
     if any(found := [f.name for kind in _PICKLES for f in path.glob(kind)]):
         raise CheckpointError(
-            f"folder {path} holds only pickled weights ({_join(sorted(found))}), which can run "
+            f"folder {path} holds only pickled weights ({name_list(sorted(found))}), which can run "
             "code when read and are refused; convert them to safetensors"
         )
     raise ModelNotFoundError(f"folder {path} holds no safetensors weights and no .gguf file")
+
+
+def _single_of(path: Path, container: Container) -> Path | None:
+    """The one file of a container in a folder, or the one that is called "model"."""
+    if (path / f"model{container.suffix}").is_file():
+        return path / f"model{container.suffix}"
+    files = sorted(path.glob(f"*{container.suffix}"))
+    if len(files) > 1:
+        raise CheckpointError(
+            f"folder {path} holds {len(files)} {container.name} files but no "
+            f"model{container.suffix}.index.json that says which belong together"
+        )
+    return files[0] if files else None
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -255,8 +280,3 @@ def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelNotFoundError(f"model {model!r} cannot be fetched: {first}") from error
-
-
-def _join(names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -10,13 +10,14 @@ from typing import Any, cast
 import torch
 
 from octavo.attention.base import AttentionSpec
+from octavo.checkpoint.base import StoredTensor
 from octavo.errors import CheckpointError
 from octavo.layers.norm import NormSpec
 from octavo.layers.rope import QueryTemperature, RopeKind, RopeSpec, attention_scale
 from octavo.models.fields import Fields
 from octavo.models.registry import Family, by_gguf_name
 from octavo.models.spec import LayerSpec, ModelSpec
-from octavo.models.weights import StoredTensor
+from octavo.quant.tensors import read_into
 
 # Tensors that belong to the description, not parameters.
 METADATA_TENSORS = (
@@ -211,5 +212,5 @@ def _divisors(
     if tensors[name].shape != (pairs,):
         raise fields.wrong(name, tensors[name].shape, f"of shape ({pairs},)")
     values = torch.empty(pairs)
-    tensors[name].read_into(values)
+    read_into(tensors[name], values)
     return tuple(values.tolist())

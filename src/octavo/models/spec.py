@@ -11,7 +11,7 @@ from octavo.layers.mlp import Activation
 from octavo.layers.norm import NormSpec
 from octavo.layers.rope import QueryTemperature, RopeSpec
 from octavo.models.registry import Family, Placement, QKNorm, Wrapper
-from octavo.quant.stored import StoredFormat
+from octavo.quant.base import CheckpointQuantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ModelSpec:
     checkpoint_dtype: str | None = None
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     wrapper: Wrapper | None = None  # where the model is the text part of another
-    stored: StoredFormat | None = None  # how an AWQ or GPTQ checkpoint holds its products
+    quantization: CheckpointQuantization | None = None  # how the checkpoint stores products
 
     @property
     def num_layers(self) -> int:

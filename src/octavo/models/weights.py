@@ -1,294 +1,270 @@
-"""Checkpoint files as a table of tensors, each checked before anything is allocated for it.
+"""The parameters of one model, from the tensors of its checkpoint.
 
-Two containers are read, safetensors and GGUF; neither can run code. A file is mapped, its header
-is checked against the bytes that are there, and a tensor is decoded only when it is asked for,
-straight into the memory that will keep it.
+Strict both ways, before any weight is read: every tensor of the checkpoint must be a parameter
+(or a part of one that is stored quantized), and every parameter must be there in the right shape
+and type. What the tensors are called, and which parameters are products, the architecture says;
+how a quantized product is stored, `quant`.
 """
 
-import json
 import math
-import mmap
-import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
+from octavo.checkpoint.base import Checkpoint, Naming, StoredTensor, name_list
 from octavo.errors import CheckpointError
-from octavo.models.files import ModelFiles
-from octavo.quant.base import Codes
-from octavo.quant.gguf import FORMATS, BlockDecoder, BlockFormat, codes_of, decode_into
-from octavo.text.gguf_metadata import read_gguf_header
+from octavo.log import get_logger
+from octavo.models.architecture import Architecture, GgufTensor
+from octavo.models.gguf_config import METADATA_TENSORS
+from octavo.models.spec import ModelSpec
+from octavo.quant.base import INT4, Codes, StoredPart
+from octavo.quant.tensors import (
+    BlockDecoder,
+    dtype_of,
+    holds_codes,
+    read_codes,
+    read_into,
+    same_bytes,
+)
 
-# The limit of the safetensors library itself.
-_MAX_HEADER = 100_000_000
-_MAX_DIMS = 4
-_LFS = b"version https://git-lfs"
-
-_SAFETENSORS = {
-    "F64": (8, torch.float64),
-    "F32": (4, torch.float32),
-    "F16": (2, torch.float16),
-    "BF16": (2, torch.bfloat16),
-    "I64": (8, torch.int64),
-    "I32": (4, torch.int32),
-    "I16": (2, torch.int16),
-    "I8": (1, torch.int8),
-    "U8": (1, torch.uint8),
-    "BOOL": (1, torch.bool),
-}
-# Sizes of types that are known but hold no weights that could be used yet.
-_OTHER = {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "U32": 4, "U64": 8, "C64": 8}
-_SAFE = {
-    name: BlockFormat(name, 1, size, dtype=dtype) for name, (size, dtype) in _SAFETENSORS.items()
-}
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor in a mapped file. `format` is None for a type that cannot be decoded."""
+class Source:
+    """A parameter's stored tensor; heads, shift: as in `GgufTensor`."""
 
-    file: Path
-    shape: tuple[int, ...]
-    type_name: str
-    format: BlockFormat | None
-    data: mmap.mmap = field(repr=False, compare=False)
-    offset: int
-    num_bytes: int
-
-    def read_into(self, out: torch.Tensor, decoder: BlockDecoder | None = None) -> None:
-        """Decode into contiguous `out` of the same number of values, rounding to its dtype."""
-        if self.format is None:
-            raise CheckpointError(f"{self.file}: no way to read tensors of type {self.type_name}")
-        if self.num_bytes:
-            decode_into(self.format, self._raw(), out, decoder)
-
-    def codes(self) -> Codes | None:
-        """A matrix of 4-bit blocks as they are stored; None for any other format."""
-        return None if self.format is None else codes_of(self.format, self._raw(), self.shape)
-
-    def _raw(self) -> torch.Tensor:
-        return torch.frombuffer(
-            self.data, dtype=torch.uint8, count=self.num_bytes, offset=self.offset
-        )
+    tensor: StoredTensor
+    heads: int = 0
+    shift: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model's opened files. tensors: by their names there; metadata: GGUF's, else empty."""
-
-    files: ModelFiles
-    tensors: Mapping[str, StoredTensor]
-    metadata: Mapping[str, Any]
+Sources = dict[str, Source]
 
 
-def open_checkpoint(files: ModelFiles) -> Checkpoint:
-    """Map the files of a model and check their headers.
+class Weights:
+    """The parameters of one model, checked, and handed out once each.
 
-    Raises CheckpointError, naming the file and the sizes or names that disagree.
+    Raises CheckpointError at once for a tensor missing, unexpected, or of another shape or type.
     """
-    if files.is_gguf:
-        return _open_gguf(files)
-    tensors: dict[str, StoredTensor] = {}
-    for path in files.weights:
-        found = _open_safetensors(path)
-        if files.index is not None:
-            _check_shard(path, found, files.index)
-        tensors.update(found)
-    return Checkpoint(files, tensors, {})
 
+    def __init__(
+        self,
+        spec: ModelSpec,
+        architecture: type[Architecture],
+        checkpoint: Checkpoint,
+        device: str,
+        dtype: torch.dtype,
+        decoder: BlockDecoder | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        """device: torch's name of it; decoder: the device's own of blocks, tried first."""
+        stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
+        sources = _SOURCES[checkpoint.container.naming](spec, architecture, stored)
+        self._sources = _settle_head(spec, architecture, sources)
+        self._shapes = architecture.parameter_shapes(spec)
+        self._quantization = spec.quantization
+        self._quantized = self._quantized_parts(architecture.product_weights(spec))
+        self._device, self._dtype, self._decoder = device, dtype, decoder
+        self._show_progress = show_progress
+        self._bar: Any = None
+        self._check()
 
-def _check_shard(path: Path, found: Iterable[str], index: Mapping[str, str]) -> None:
-    """A shard must hold exactly the tensors that the index says."""
-    listed = {name for name, file in index.items() if file == path.name}
-    held = set(found)
-    if missing := sorted(listed - held):
-        raise CheckpointError(f"{path} lacks tensors that the index lists: {name_list(missing)}")
-    if extra := sorted(held - listed):
-        raise CheckpointError(
-            f"{path} holds tensors that the index does not place there: {name_list(extra)}"
-        )
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See Parameters.take; the result is a new tensor."""
+        shapes = [self._shapes[name] for name in names]
+        rows = sum(shape[0] for shape in shapes)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self._dtype)
+        begin = 0
+        for name, shape in zip(names, shapes, strict=True):
+            self._fill(self._sources.pop(name), out[begin : begin + shape[0]])
+            begin += shape[0]
+        return out.to(self._device)
 
+    def matrix(self, method: str, *names: str) -> torch.Tensor | Codes:
+        """See Parameters.matrix: codes if the checkpoint's quantization or (where `method` is
+        int4) blocks of 4 bits hold all of `names` in equal groups, else values."""
+        plain = [self._sources[name].tensor for name in names if name not in self._quantized]
+        if len(plain) < len(names) or (method == INT4 and all(map(holds_codes, plain))):
+            return self._stacked([self._as_stored(name) for name in names])
+        return self.take(*names).flatten(0, -2)
 
-def name_list(names: Iterable[str], most: int = 8) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    def progress(self) -> Any:
+        """The progress bar, in bytes of the files; closed at the end of a `with`."""
+        total = sum(source.tensor.num_bytes for source in self._sources.values())
+        self._bar = tqdm(
+            total=total, unit="B", unit_scale=True, desc="loading weights", leave=False,
+            disable=not self._show_progress, delay=0.5,
+        )  # fmt: skip
+        return self._bar
 
+    def _as_stored(self, name: str) -> torch.Tensor | Codes:
+        """One product's weight [N, K] in the form closest to the stored one."""
+        if name in self._quantized:
+            return self._decoded(name)
+        codes = read_codes(self._sources[name].tensor)
+        if codes is None:
+            return self.take(name).flatten(0, -2)
+        source = self._sources.pop(name)
+        self._advance(source)
+        if not source.heads:
+            return codes
+        return codes.map(lambda rows: _plain_order(rows, source.heads))
 
-def _map_file(path: Path, least: int) -> mmap.mmap:
-    """The bytes of a file, mapped privately (torch refuses memory that it may not write)."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as handle:
-            if handle.read(len(_LFS)) == _LFS:
-                raise CheckpointError(
-                    f"{path} is a Git LFS pointer, not the file it stands for; run 'git lfs pull'"
-                )
-            if size < least:
-                raise CheckpointError(
-                    f"{path} has {size} bytes, less than the {least} of an empty header"
-                )
-            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    data = _map_file(path, 8)
-    (length,) = struct.unpack_from("<Q", data, 0)
-    if length > min(_MAX_HEADER, len(data) - 8):
-        raise CheckpointError(
-            f"{path} is cut off or damaged: its header claims {length} bytes, the file has "
-            f"{len(data)} in all (a header may have {_MAX_HEADER})"
-        )
-    start = 8 + length
-    tensors: dict[str, StoredTensor] = {}
-    for name, entry in _safetensors_header(path, data[8:start]).items():
-        if name == "__metadata__":
-            continue
-        tensors[name] = _safetensors_entry(path, name, entry, data, start)
-    _check_cover(path, tensors, start, len(data))
-    return tensors
-
-
-def _safetensors_header(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise CheckpointError(f"{path}: its header names twice: {name_list(twice)}")
-        return value
-
-    try:
-        header = json.loads(text, object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: its header is not a JSON object")
-    return header
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _safetensors_entry(
-    path: Path, name: str, entry: object, data: mmap.mmap, start: int
-) -> StoredTensor:
-    def damaged(why: str) -> CheckpointError:
-        return CheckpointError(f"{path} is damaged: tensor {name!r} {why}")
-
-    fields = entry if isinstance(entry, dict) else {}
-    kind, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(shape, list) or not all(_is_size(n) for n in shape):
-        raise damaged(f"has the shape {shape!r}")
-    pair = isinstance(offsets, list) and len(offsets) == 2 and all(_is_size(n) for n in offsets)
-    if not pair or not isinstance(offsets, list):
-        raise damaged(f"has the offsets {offsets!r}")
-    size = _SAFE[kind].block_bytes if kind in _SAFE else _OTHER.get(str(kind))
-    if size is None:
-        raise damaged(f"has the unknown type {kind!r}")
-    begin, end = offsets
-    if end - begin != size * math.prod(shape):
-        raise damaged(
-            f"takes {end - begin} bytes, but its shape {shape} in {kind} needs "
-            f"{size * math.prod(shape)}"
-        )
-    dims = tuple(int(n) for n in shape)
-    return StoredTensor(
-        path, dims, str(kind), _SAFE.get(str(kind)), data, start + begin, end - begin
-    )
-
-
-def _check_cover(path: Path, tensors: Mapping[str, StoredTensor], start: int, size: int) -> None:
-    """Tensors follow one another from `start` to the file's end without hole or overlap."""
-    at = start
-    for name, tensor in sorted(tensors.items(), key=lambda kv: (kv[1].offset, kv[1].num_bytes)):
-        if tensor.offset != at:
-            what = "overlaps the one before it" if tensor.offset < at else "leaves a hole before it"
-            raise CheckpointError(
-                f"{path} is damaged: tensor {name!r} starts at byte {tensor.offset}, not {at}: "
-                f"it {what}"
+    def _decoded(self, name: str) -> torch.Tensor | Codes:
+        """A product in the checkpoint's own quantization; a stack of matrices row by row."""
+        assert self._quantization is not None
+        stem, parts = _stem(name), {}
+        for ending, part in self._quantized[name].items():
+            source = self._sources.pop(stem + ending)
+            parts[ending] = torch.empty(part.shape, dtype=part.dtype)
+            read_into(source.tensor, parts[ending], self._decoder)
+            self._advance(source)
+        stack = self._shapes[name][:-2]
+        try:
+            if not stack:
+                return self._quantization.decode(parts)
+            flat = {ending: part.flatten(0, len(stack) - 1) for ending, part in parts.items()}
+            return self._stacked(
+                [
+                    self._quantization.decode({ending: part[i] for ending, part in flat.items()})
+                    for i in range(math.prod(stack))
+                ]
             )
-        at += tensor.num_bytes
-    if at != size:
-        raise CheckpointError(f"{path} has {size} bytes, but its header describes {at}")
+        except CheckpointError as error:
+            raise CheckpointError(f"{stem}: {error}") from error
+
+    def _stacked(self, parts: list[torch.Tensor | Codes]) -> torch.Tensor | Codes:
+        codes = [part for part in parts if isinstance(part, Codes)]
+        if len(codes) == len(parts) and len({(part.group, part.bits) for part in codes}) == 1:
+            return Codes.stacked(codes)
+        values = [part.values() if isinstance(part, Codes) else part for part in parts]
+        return torch.cat([part.to(self._dtype) for part in values]).to(self._device)
+
+    def _fill(self, source: Source, out: torch.Tensor) -> None:
+        if source.heads:
+            stored = torch.empty_like(out)
+            read_into(source.tensor, stored, self._decoder)
+            out.copy_(_plain_order(stored, source.heads))
+        else:
+            read_into(source.tensor, out, self._decoder)
+        if source.shift:
+            out.add_(source.shift)
+        self._advance(source)
+
+    def _advance(self, source: Source) -> None:
+        if self._bar is not None:
+            self._bar.update(source.tensor.num_bytes)
+
+    def _quantized_parts(self, products: frozenset[str]) -> dict[str, Mapping[str, StoredPart]]:
+        """The parts of each product that is stored in the checkpoint's quantization."""
+        found: dict[str, Mapping[str, StoredPart]] = {}
+        if self._quantization is None:
+            return found
+        for name in products & self._shapes.keys():
+            parts = self._quantization.parts(self._shapes[name])
+            # A format may call one of its parts "weight", too.
+            others = (_stem(name) + ending in self._sources for ending in parts.keys() - {"weight"})
+            if any(others) if "weight" in parts else name not in self._sources:
+                found[name] = parts
+        return found
+
+    def _wanted(self) -> dict[str, StoredPart]:
+        """What the checkpoint should hold, and no more."""
+        wanted: dict[str, StoredPart] = {}
+        for name, shape in self._shapes.items():
+            if name in self._quantized:
+                stem = _stem(name)
+                wanted |= {stem + ending: part for ending, part in self._quantized[name].items()}
+            else:
+                wanted[name] = StoredPart(shape, self._dtype)
+        return wanted
+
+    def _check(self) -> None:
+        held, wanted = self._sources, self._wanted()
+        problems = list(_shape_problems(held, wanted))
+        if missing := sorted(wanted.keys() - held.keys()):
+            problems.append(f"missing: {name_list(missing)}")
+        if extra := sorted(held.keys() - wanted.keys()):
+            problems.append(f"unexpected: {name_list(extra)}")
+        for name in sorted(held.keys() & wanted.keys()):
+            if not _can_hold(dtype_of(held[name].tensor.format), wanted[name].dtype):
+                problems.append(f"{name!r} has the type {held[name].tensor.format.name}")
+        if problems:
+            file = next((s.tensor.file for s in held.values()), "no tensors at all")
+            raise CheckpointError(
+                f"the weights do not fit the model's config ({file}): {'; '.join(problems[:8])}"
+            )
 
 
-def _open_gguf(files: ModelFiles) -> Checkpoint:
-    path = files.root
-    data = _map_file(path, 24)
-    header = read_gguf_header(path)
-    entries, end = _gguf_table(path, data, header.offset, header.tensor_count)
-    alignment = header.metadata.get("general.alignment", 32)
-    if not _is_size(alignment) or not alignment or alignment % 8:
-        raise CheckpointError(f"{path} is damaged: general.alignment is {alignment!r}")
-    start = -(-end // alignment) * alignment
-    tensors: dict[str, StoredTensor] = {}
-    for name, dims, number, offset in entries:
-        if name in tensors:
-            raise CheckpointError(f"{path} is damaged: it holds the tensor {name!r} twice")
-        tensors[name] = _gguf_tensor(path, name, dims, number, data, start + offset)
-    _check_apart(path, tensors)
-    return Checkpoint(files, tensors, header.metadata)
+def _by_parameter_name(
+    spec: ModelSpec, architecture: type[Architecture], stored: Mapping[str, StoredTensor]
+) -> Sources:
+    names = {name: architecture.parameter_name(spec, name) for name in stored}
+    return {name: Source(stored[old]) for old, name in names.items() if name is not None}
 
 
-def _gguf_table(
-    path: Path, data: mmap.mmap, at: int, count: int
-) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
-    """(name, dimensions as stored, type number, offset) of each entry, and the table's end."""
-    entries: list[tuple[str, tuple[int, ...], int, int]] = []
-    try:
-        for _ in range(count):
-            (length,) = struct.unpack_from("<Q", data, at)
-            at += 8 + length
-            if at > len(data):
-                raise struct.error
-            name = data[at - length : at].decode()
-            (num_dims,) = struct.unpack_from("<I", data, at)
-            if num_dims > _MAX_DIMS:
-                raise CheckpointError(f"{path} is damaged: {name!r} has {num_dims} dimensions")
-            dims = struct.unpack_from(f"<{num_dims}Q", data, at + 4)
-            number, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * num_dims)
-            at += 16 + 8 * num_dims
-            entries.append((name, dims, number, offset))
-    except (struct.error, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} is cut off or damaged: entry {len(entries)} of {count} in its tensor table, "
-            f"at byte {at}, cannot be read; the file has {len(data)} bytes"
-        ) from error
-    return entries, at
+def _by_gguf_name(
+    spec: ModelSpec, architecture: type[Architecture], stored: Mapping[str, StoredTensor]
+) -> Sources:
+    table = architecture.gguf_tensors(spec)
+    found: Sources = {}
+    for name, tensor in stored.items():
+        if name not in METADATA_TENSORS:
+            known = table.get(name, GgufTensor(name))
+            found[known.parameter] = Source(tensor, known.heads, known.shift)
+    return found
 
 
-def _gguf_tensor(
-    path: Path, name: str, dims: tuple[int, ...], number: int, data: mmap.mmap, offset: int
-) -> StoredTensor:
-    kind = FORMATS.get(number)
-    if kind is None:
-        known = ", ".join(f.name for f in FORMATS.values())
-        raise CheckpointError(f"{path}: {name!r} has the ggml type {number}; known are {known}")
-    shape = tuple(reversed(dims))  # GGUF stores the fastest dimension first
-    if not dims or dims[0] % kind.block_values:
-        raise CheckpointError(
-            f"{path} is damaged: {name!r} has rows of {dims[:1]} values, no multiple of "
-            f"{kind.block_values} ({kind.name})"
+# Stored tensors -> by the parameter (or its part) that they hold, without those not needed.
+_SOURCES: Mapping[
+    Naming, Callable[[ModelSpec, type[Architecture], Mapping[str, StoredTensor]], Sources]
+] = {"huggingface": _by_parameter_name, "gguf": _by_gguf_name}
+
+
+def _stem(name: str) -> str:
+    """The name of a product's weight without "weight", which the endings of parts follow."""
+    return name.removesuffix("weight")
+
+
+def _can_hold(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
+    """Whether values of a stored type may be read as `wanted`: floats are rounded, integers not."""
+    if stored is None or stored.is_floating_point != wanted.is_floating_point:
+        return False
+    return wanted.is_floating_point or torch.promote_types(stored, wanted) == wanted
+
+
+def _plain_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows in GGUF's order, the two of each rotary pair side by side, in Hugging Face's."""
+    pairs = rows.view(heads, rows.shape[0] // heads // 2, 2, -1)
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _shape_problems(held: Mapping[str, Source], wanted: Mapping[str, StoredPart]) -> Iterator[str]:
+    for name in sorted(wanted.keys() & held.keys()):
+        if held[name].tensor.shape != wanted[name].shape:
+            yield f"{name!r} has the shape {held[name].tensor.shape}, not {wanted[name].shape}"
+
+
+def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sources) -> Sources:
+    """A tied model uses the embedding as its head, as transformers does, whatever else is stored.
+
+    Untied and without a head is an error, which is reported here with its remedy.
+    """
+    name = architecture.HEAD
+    if not spec.tie_embeddings:
+        if name not in sources:
+            raise CheckpointError(
+                f"the checkpoint holds no {name!r} and its config says tie_word_embeddings=false; "
+                "add the tensor, or set tie_word_embeddings to true if the embedding is the head"
+            )
+        return sources
+    head, embed = sources.pop(name, None), sources.get(architecture.EMBEDDING)
+    if head is not None and embed is not None and not same_bytes(head.tensor, embed.tensor):
+        logger.warning(
+            "%s differs from the embedding, but the config ties them: the embedding is used", name
         )
-    size = math.prod(shape) // kind.block_values * kind.block_bytes
-    if offset + size > len(data):
-        raise CheckpointError(
-            f"{path} is cut off: {name!r} needs {size} bytes at byte {offset}, the file has "
-            f"{len(data)}"
-        )
-    return StoredTensor(path, shape, kind.name, kind, data, offset, size)
-
-
-def _check_apart(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    end, last = 0, ""
-    for name, tensor in sorted(tensors.items(), key=lambda kv: kv[1].offset):
-        if tensor.offset < end:
-            raise CheckpointError(f"{path} is damaged: tensors {last!r} and {name!r} overlap")
-        end, last = tensor.offset + tensor.num_bytes, name
+    return sources

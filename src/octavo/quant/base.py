@@ -1,44 +1,120 @@
-"""Which weights are multiplied as integers.
+"""What a weight format is, and which GEMMs of a model are computed on quantized weights.
 
-The one form that all 4- and 8-bit formats share is `kernels.codes.Codes`.
-
-A component is a product of the model by the name it has in a checkpoint, joined ones by their
+A component is a GEMM of the model by the name it has in a checkpoint, joined ones by their
 joint name: "layers.3.self_attn.qkv_proj", "layers.3.self_attn.o_proj",
 "layers.3.mlp.gate_up_proj", "layers.3.mlp.down_proj", "lm_head".
+
+The one form that all 4- and 8-bit formats share is `kernels.codes.Codes`. Formats are files beside
+this one, known by name to `quant.registry`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from octavo.errors import ConfigError, nearest
+from octavo.errors import CheckpointError, ConfigError, nearest
 from octavo.kernels.codes import Codes as Codes
-
-# stored blocks, uint8 [n, bytes of a block] -> their values, fp32 [n, values of a block]
-Decode = Callable[[torch.Tensor], torch.Tensor]
 
 NONE, INT8, INT4 = "none", "int8", "int4"
 METHODS = (INT8, INT4)  # names that `quantization=` takes
 HEAD = "lm_head"
 
 
+# stored blocks, uint8 [n, bytes of a block] -> their values, fp32 [n, values of a block]
+Decode = Callable[[torch.Tensor], torch.Tensor]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """The method of each component: the last of `overrides` (pattern, method) that fits it, else
-    `head` for the head and `default` for the others."""
+class BlockCodec:
+    """How blocks of one tensor are decoded.
+
+    codes: blocks -> (codes, scale, minimum) of each 32 values, where blocks hold affine codes of
+    4 bits; else None.
+    """
+
+    decode: Decode
+    codes: Callable[[torch.Tensor], Triple] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One of the tensors that a quantized weight is stored as.
+
+    dtype: what it is read as. A float type takes any stored float, rounded; an integer type takes
+    stored integers that it can represent.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationFields:
+    """`quantization_config` of the config.json at `source`."""
+
+    source: str
+    values: Mapping[str, Any]
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def wrong(self, name: str, right: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: quantization_config.{name} is {self.get(name)!r}; it must be {right}"
+        )
+
+
+class CheckpointQuantization(Protocol):
+    """How a checkpoint stores the weights of its GEMMs; an instance describes one checkpoint."""
+
+    METHOD: ClassVar[str]  # `quant_method` in config.json
+
+    @classmethod
+    def from_config(cls, fields: QuantizationFields) -> "CheckpointQuantization":
+        """Raises CheckpointError for a field of a value that is not understood."""
+        ...
+
+    @property
+    def computed_as(self) -> str:
+        """The engine's own method (`METHODS`) that computes on what `decode` gives; NONE: the
+        weights are dequantized when they are loaded."""
+        ...
+
+    def explain(self) -> str:
+        """For the log: the format, and how the engine computes on it."""
+        ...
+
+    def parts(self, shape: tuple[int, ...]) -> Mapping[str, StoredPart]:
+        """What stores a weight [..., N, K], by the endings that replace "weight" in its name."""
+        ...
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> Codes | torch.Tensor:
+        """A matrix [N, K] of its parts, as codes or as values.
+
+        Raises CheckpointError for parts that contradict each other.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuantConfig:
+    """The method of each component: that of the last of `overrides` (pattern, method) that matches
+    it, else `head` for the head and `default` for the others."""
 
     default: str = NONE
     head: str = NONE
     overrides: tuple[tuple[str, str], ...] = ()
 
     def method(self, component: str) -> str:
-        fitting = [how for pattern, how in self.overrides if fnmatchcase(component, pattern)]
-        return fitting[-1] if fitting else self.head if component == HEAD else self.default
+        matching = [how for pattern, how in self.overrides if fnmatchcase(component, pattern)]
+        return matching[-1] if matching else self.head if component == HEAD else self.default
 
     def check(self, components: Collection[str]) -> None:
-        """Raise ConfigError for a pattern that no component fits."""
+        """Raise ConfigError for a pattern that no component matches."""
         for pattern, _ in self.overrides:
             if not any(fnmatchcase(component, pattern) for component in components):
                 known = sorted({_numberless(component) for component in components})
@@ -48,10 +124,12 @@ class Recipe:
                 )
 
 
-def recipe(quantization: str | None, override: str | None, stored: str | None = None) -> Recipe:
-    """What the two options ask for. Raises ConfigError for a name that is not known.
+def quant_config(
+    quantization: str | None, override: str | None, stored: str | None = None
+) -> QuantConfig:
+    """What the two options ask for. Raises ConfigError for an unknown name.
 
-    stored: the method that computes on a checkpoint's own quantized products; its head is as
+    stored: the method that computes on a checkpoint's own quantized weights; its head is as
     stored. The head stays at 8 bits under int4: its errors reach the tokens undamped.
     """
     if stored is None and quantization is not None and quantization not in METHODS:
@@ -61,9 +139,9 @@ def recipe(quantization: str | None, override: str | None, stored: str | None = 
         )
     pairs = tuple(_override(part) for part in (override or "").split(",") if part.strip())
     if stored is not None:
-        return Recipe(stored, NONE, pairs)
+        return QuantConfig(stored, NONE, pairs)
     default = quantization or NONE
-    return Recipe(default, INT8 if default == INT4 else default, pairs)
+    return QuantConfig(default, INT8 if default == INT4 else default, pairs)
 
 
 def _override(part: str) -> tuple[str, str]:

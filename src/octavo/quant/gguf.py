@@ -1,4 +1,4 @@
-"""GGUF's block formats, decoded to the values they stand for.
+"""GGUF's blocks, decoded to the values they stand for.
 
 Layouts are ggml's (`ggml-common.h`): a row is cut into blocks of 32 or 256 values, each block
 with its own scale and packed integers. The products are formed in fp32 and in ggml's order, so
@@ -9,65 +9,11 @@ bf16 is 40 times as fast. The package itself is not used to load: on SmolLM2 its
 reader takes 2.2 s and its decoder 1.5 s, of a start-up that has 3 s.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
-from octavo.quant.base import Codes, Decode
-
-_BLOCKS_AT_ONCE = 4096
-# (name of a format, number of blocks, the stored blocks, contiguous output) -> whether it wrote
-# the values; if not, the plain form does.
-BlockDecoder = Callable[[str, int, torch.Tensor, torch.Tensor], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFormat:
-    """One ggml type: `block_bytes` bytes hold `block_values` values. decode: None for plain
-    numbers of `dtype`."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-    decode: Decode | None = None
-    dtype: torch.dtype = torch.float32
-    # blocks -> (codes, step, low) of each 32 values, where they are affine codes of 4 bits
-    codes: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
-
-    @property
-    def is_float(self) -> bool:
-        return self.decode is not None or self.dtype.is_floating_point
-
-
-def decode_into(
-    kind: BlockFormat, raw: torch.Tensor, out: torch.Tensor, decoder: BlockDecoder | None = None
-) -> None:
-    """Write the values of `raw` (uint8 on the CPU, whole blocks in order) to contiguous `out`.
-
-    decoder: tried first.
-    """
-    flat = out.view(-1)
-    if kind.decode is None:
-        flat.copy_(raw.view(kind.dtype))
-        return
-    count = raw.numel() // kind.block_bytes
-    if decoder is not None and decoder(kind.name, count, raw, flat):
-        return
-    decoded, blocks = kind.decode, raw.view(count, kind.block_bytes)
-    target = flat.view(count, kind.block_values)
-    for begin in range(0, count, _BLOCKS_AT_ONCE):
-        piece = slice(begin, begin + _BLOCKS_AT_ONCE)
-        target[piece].copy_(decoded(blocks[piece]))
-
-
-def codes_of(kind: BlockFormat, raw: torch.Tensor, shape: tuple[int, ...]) -> Codes | None:
-    """The stored 4-bit codes of a matrix [N, K], groups of 32; None for any other format."""
-    if kind.codes is None:
-        return None
-    codes, step, low = kind.codes(raw.view(-1, kind.block_bytes))
-    n = shape[0]
-    return Codes(codes.reshape(shape), step.reshape(n, -1), low.reshape(n, -1), 32, 4)
+from octavo.quant.base import BlockCodec
 
 
 def _half(raw: torch.Tensor) -> torch.Tensor:
@@ -154,8 +100,8 @@ def _q6_k(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    step = _half(raw[:, :2])
-    return _nibbles(raw[:, 2:]), step, -8 * step
+    scale = _half(raw[:, :2])
+    return _nibbles(raw[:, 2:]), scale, -8 * scale
 
 
 def _q4_1_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -163,21 +109,18 @@ def _q4_1_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _q4_k_codes(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    step, minimum = _scales_and_minima(raw)
-    return _groups(raw[:, 16:]), step, -minimum
+    scale, minimum = _scales_and_minima(raw)
+    return _groups(raw[:, 16:]), scale, -minimum
 
 
-# ggml type number -> format
-FORMATS: dict[int, BlockFormat] = {
-    0: BlockFormat("F32", 1, 4),
-    1: BlockFormat("F16", 1, 2, dtype=torch.float16),
-    2: BlockFormat("Q4_0", 32, 18, _q4_0, codes=_q4_0_codes),
-    3: BlockFormat("Q4_1", 32, 20, _q4_1, codes=_q4_1_codes),
-    6: BlockFormat("Q5_0", 32, 22, _q5_0),
-    7: BlockFormat("Q5_1", 32, 24, _q5_1),
-    8: BlockFormat("Q8_0", 32, 34, _q8_0),
-    12: BlockFormat("Q4_K", 256, 144, _q4_k, codes=_q4_k_codes),
-    13: BlockFormat("Q5_K", 256, 176, _q5_k),
-    14: BlockFormat("Q6_K", 256, 210, _q6_k),
-    30: BlockFormat("BF16", 1, 2, dtype=torch.bfloat16),
+# Name of a `checkpoint.gguf` format -> how its blocks are decoded.
+BLOCKS: Mapping[str, BlockCodec] = {
+    "Q4_0": BlockCodec(_q4_0, _q4_0_codes),
+    "Q4_1": BlockCodec(_q4_1, _q4_1_codes),
+    "Q5_0": BlockCodec(_q5_0),
+    "Q5_1": BlockCodec(_q5_1),
+    "Q8_0": BlockCodec(_q8_0),
+    "Q4_K": BlockCodec(_q4_k, _q4_k_codes),
+    "Q5_K": BlockCodec(_q5_k),
+    "Q6_K": BlockCodec(_q6_k),
 }

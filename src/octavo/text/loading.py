@@ -13,8 +13,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from octavo.checkpoint.gguf import read_gguf_header
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
-from octavo.text.gguf_metadata import read_gguf_header
 from octavo.text.spm_model import read_spm_model
 from octavo.text.vocab import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece, splitter
 

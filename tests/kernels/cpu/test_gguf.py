@@ -5,14 +5,16 @@ import struct
 import pytest
 import torch
 
+from octavo.checkpoint.base import TensorFormat
+from octavo.checkpoint.gguf import FORMATS
 from octavo.kernels.cpu.kernel import kernel
-from octavo.quant.gguf import FORMATS, BlockFormat
+from octavo.quant.gguf import BLOCKS
 
-KINDS = {kind.name: kind for kind in FORMATS.values() if kind.decode is not None}
+KINDS = {form.name: form for form in FORMATS.values() if form.dtype is None}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def stored(kind: BlockFormat, count: int) -> torch.Tensor:
+def stored(kind: TensorFormat, count: int) -> torch.Tensor:
     """Random bytes; scales of every size that a float16 has, subnormal ones and zeros too."""
     generator = torch.Generator().manual_seed(count)
     raw = torch.randint(0, 256, (count, kind.block_bytes), dtype=torch.uint8, generator=generator)
@@ -37,10 +39,8 @@ def run(name: str, dtype: str, raw: torch.Tensor, chunk: int, threads: int = 1) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", KINDS)
 def test_values_equal_the_twin(name: str, dtype: str) -> None:
-    kind = KINDS[name]
-    assert kind.decode is not None
-    raw = stored(kind, 333)
-    wanted = kind.decode(raw).to(DTYPES[dtype])
+    raw = stored(KINDS[name], 333)
+    wanted = BLOCKS[name].decode(raw).to(DTYPES[dtype])
     assert torch.equal(run(name, dtype, raw, len(raw)), wanted)
     assert not torch.equal(run(name, dtype, raw.flip(0), len(raw)), wanted)
 

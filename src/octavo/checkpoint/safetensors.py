@@ -1,0 +1,107 @@
+"""The safetensors container, read by its own library.
+
+The library maps the file and checks the header: types, shapes, and tensors that follow one another
+to the file's end without hole or overlap. What it does not say is said here: which file, how large
+it is, and that a name occurs twice.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoint.base import (
+    Container,
+    OpenedFile,
+    StoredTensor,
+    TensorFormat,
+    file_size,
+    name_list,
+)
+from octavo.errors import CheckpointError
+
+# The limit of the library itself.
+_MAX_HEADER = 100_000_000
+
+_READABLE = {
+    "F64": (8, "float64"),
+    "F32": (4, "float32"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "I64": (8, "int64"),
+    "I32": (4, "int32"),
+    "I16": (2, "int16"),
+    "I8": (1, "int8"),
+    "U8": (1, "uint8"),
+    "BOOL": (1, "bool"),
+}
+# Types that hold no weights that could be used yet: values in so many bytes.
+_OTHER = {
+    "F8_E4M3": (1, 1), "F8_E5M2": (1, 1), "F8_E8M0": (1, 1), "F8_E4M3FNUZ": (1, 1),
+    "F8_E5M2FNUZ": (1, 1), "F4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3),
+    "U16": (1, 2), "U32": (1, 4), "U64": (1, 8), "C64": (1, 8),
+}  # fmt: skip
+FORMATS = {
+    **{name: TensorFormat(name, 1, size, dtype) for name, (size, dtype) in _READABLE.items()},
+    **{name: TensorFormat(name, values, size) for name, (values, size) in _OTHER.items()},
+}
+
+
+def open_file(path: Path) -> OpenedFile:
+    """See Container.open."""
+    size = file_size(path, 8)
+    _check_header(path, size)
+    from safetensors import SafetensorError, safe_open  # it loads torch
+
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        file: Any = safe_open(path, framework="pt")
+        for name in file.keys():  # noqa: SIM118 (no iterator)
+            described = file.get_slice(name)
+            shape, kind = tuple(described.get_shape()), described.get_dtype()
+            load = partial(file.get_tensor, name)
+            tensors[name] = StoredTensor(path, shape, _format(path, name, kind), load)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is cut off or damaged ({size} bytes in all): {error}"
+        ) from error
+    return OpenedFile(tensors, {})
+
+
+def _check_header(path: Path, size: int) -> None:
+    """What the library accepts or reports without the sizes: see the module."""
+    with path.open("rb") as handle:
+        (length,) = struct.unpack("<Q", handle.read(8))
+        if length > min(_MAX_HEADER, size - 8):
+            raise CheckpointError(
+                f"{path} is cut off or damaged: its header claims {length} bytes, the file has "
+                f"{size} in all (a header may have {_MAX_HEADER})"
+            )
+        text = handle.read(length)
+    try:
+        json.loads(text, object_pairs_hook=_unique(path))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its header is not JSON: {error}") from error
+
+
+def _unique(path: Path) -> Callable[[list[tuple[str, Any]]], None]:
+    """A hook for JSON objects that refuses a name that occurs twice."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise CheckpointError(f"{path}: its header names twice: {name_list(twice)}")
+
+    return check
+
+
+def _format(path: Path, name: str, kind: str) -> TensorFormat:
+    if kind not in FORMATS:
+        raise CheckpointError(f"{path}: tensor {name!r} has the unknown type {kind!r}")
+    return FORMATS[kind]
+
+
+SAFETENSORS = Container("safetensors", ".safetensors", "huggingface", False, open_file)
