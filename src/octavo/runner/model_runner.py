@@ -31,7 +31,7 @@ from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
 
 logger = get_logger(__name__)
 
-# Logits are fp32: this bounds one piece of them to 128 MiB, whatever the vocabulary.
+# Logits are fp32: this bounds what is computed of them at once to 128 MiB.
 _LOGITS_AT_ONCE = 2**25
 _PROBE_TOKENS = 256
 
@@ -192,7 +192,7 @@ class ModelRunner:
         blocks = budget // self._block_bytes
         if blocks < 1:
             raise NotEnoughMemoryError(
-                f"no room for one KV block: {budget} bytes are left for KV and a block of {size} "
+                f"no KV block fits: {budget} bytes are left for KV and a block of {size} "
                 f"tokens takes {self._block_bytes}; raise gpu_memory_utilization or "
                 "kv_cache_memory_bytes, or give the machine more memory"
             )

@@ -1,0 +1,236 @@
+"""Sizing of the KV cache from a device's memory, and plans executed on a toy model."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests import kit
+
+from octavo import devices
+from octavo.config import EngineConfig
+from octavo.core.plan import BlockCopy, PlanRow, SampleSpec, StepPlan
+from octavo.errors import ConfigError, NotEnoughMemoryError
+from octavo.kernels.cpu.device import CpuDevice
+from octavo.params import SamplingParams
+from octavo.runner import model_runner
+from octavo.runner.memory import GIB
+from octavo.runner.model_runner import ModelRunner, resolve_dtype
+from octavo.runner.sampler import NOT_NUMBERS
+
+
+@dataclass
+class Memory:
+    total: int = 4 * GIB
+    free: int = 3 * GIB
+    used: int = GIB
+
+
+class FixedDevice(CpuDevice):
+    """The CPU with memory that is always the same, and a record of what was asked of it."""
+
+    name = "fixed"
+    peak = 1000
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.calls = []
+
+    def start(self):
+        self.calls.append("start")
+
+    def warm_up(self):
+        self.calls.append("warm_up")
+
+    def memory(self):
+        return Memory()
+
+    def peak_of(self, step):
+        self.calls.append("peak_of")
+        step()
+        return self.peak
+
+
+class SeparateDevice(FixedDevice):
+    """As if the host's memory were another."""
+
+    name = "separate"
+    shares_host_memory = False
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return kit.tiny(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _devices(monkeypatch):
+    monkeypatch.setattr(devices, "_registered", {})
+    for kind in (FixedDevice, SeparateDevice):
+        devices.register(kind.name, kind)
+
+
+def make(folder, **options):
+    given = {"device": "fixed", "dtype": "float32", "load_progress": False, "max_model_len": 128,
+             "huge_pages": False, "max_num_seqs": 8, **options}  # fmt: skip
+    return ModelRunner(EngineConfig(model=str(folder), **given))
+
+
+def sampled(index=0, **params):
+    params.setdefault("temperature", 0)
+    return SampleSpec(SamplingParams(**params), seed=index, index=index, position=0)
+
+
+def row(name, tokens, blocks, start=0, samples=(sampled(),), **more):
+    return PlanRow(name, tuple(tokens), start, tuple(blocks), tuple(samples), **more)
+
+
+# --- setting up --------------------------------------------------------------------------------
+
+
+def test_dtype_auto_is_the_device_s_choice():
+    class Device:
+        def default_dtype(self):
+            return torch.float16
+
+    assert resolve_dtype("auto", Device()) == torch.float16
+    assert resolve_dtype("bfloat16", Device()) == torch.bfloat16
+
+
+def test_the_kv_cache_gets_what_memory_leaves(folder):
+    runner = make(folder, gpu_memory_utilization=0.5, max_num_batched_tokens=512)
+    terms, vocab = runner.limits.memory, runner.limits.vocab_size
+    # The probe has 128 of 512 tokens; logits of 8 rows are in float32, four times over.
+    assert terms["step_peak"] == 4 * 1000 + 4 * 4 * 8 * vocab
+    assert (terms["total"], terms["limit"], terms["used"]) == (4 * GIB, 2 * GIB, GIB)
+    budget = GIB - terms["step_peak"]
+    assert terms["swap"] == budget // 4
+    assert terms["kv"] == budget - budget // 4
+    assert runner.limits.num_blocks == 1 + terms["kv"] // runner.limits.block_bytes
+    assert runner.limits.device == "fixed"
+    assert runner.device.calls == ["start", "peak_of", "warm_up"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "separate"}, {"swap_path": "."}], ids=["device", "disk"]
+)
+def test_a_swap_pool_elsewhere_takes_nothing_from_the_kv_cache(folder, tmp_path, options):
+    if "swap_path" in options:
+        options = {"swap_path": str(tmp_path)}
+    terms = make(folder, swap_space=0.01, gpu_memory_utilization=0.3, **options).limits.memory
+    assert terms["swap"] == int(0.01 * GIB)
+    assert terms["kv"] == terms["limit"] - terms["used"] - terms["step_peak"]
+
+
+def test_a_given_size_measures_nothing(folder):
+    for options in ({"num_gpu_blocks_override": 9}, {"kv_cache_memory_bytes": 2**20}):
+        runner = make(folder, swap_space=0, max_model_len=64, **options)
+        assert runner.limits.memory == {}
+        assert "peak_of" not in runner.device.calls
+    assert runner.limits.num_blocks == 1 + 2**20 // runner.limits.block_bytes
+
+
+def test_the_probe_stays_within_the_prepared_positions(folder, monkeypatch):
+    """A step of 256 tokens would read past the rotary table of a window of 40."""
+    asked = []
+    execute = ModelRunner.execute
+
+    def spy(self, plan):
+        asked.append(len(plan.rows[0].token_ids))
+        return execute(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", spy)
+    make(folder, max_model_len=40)
+    assert asked == [40]
+
+
+def test_too_little_memory_is_refused_with_its_remedy(folder):
+    with pytest.raises(NotEnoughMemoryError, match=r"no KV block fits.*kv_cache_memory_bytes"):
+        make(folder, kv_cache_memory_bytes=10)
+
+
+def test_a_window_beyond_the_kv_cache_is_refused_if_asked_for(folder, caplog):
+    with pytest.raises(ConfigError, match="max_model_len is 128 but the KV cache holds 64 tokens"):
+        make(folder, num_gpu_blocks_override=4)
+    with caplog.at_level(logging.WARNING, logger=model_runner.__name__):
+        runner = make(folder, num_gpu_blocks_override=4, max_model_len=None, swap_space=0)
+    assert runner.limits.max_model_len == 64
+    assert "max_model_len is 64, not the model's" in caplog.text
+
+
+# --- executing ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runner(folder):
+    return make(folder, num_gpu_blocks_override=12, swap_space=0.001)
+
+
+def tokens_of(result):
+    return {r.request_id: r.token_ids for r in result.rows}
+
+
+def test_rows_answer_in_the_plan_s_order_and_alone_as_together(runner):
+    a = row("a", range(20), (1, 2))
+    b = row("b", range(5, 40), (3, 4, 5))
+    together = runner.execute(StepPlan(3, (a, b)))
+    assert together.step == 3
+    assert [r.request_id for r in together.rows] == ["a", "b"]
+    alone = tokens_of(runner.execute(StepPlan(4, (b,))))
+    assert alone["b"] == tokens_of(together)["b"]
+
+
+def test_a_row_that_draws_nothing_gives_nothing(runner):
+    chunk = row("a", range(16), (1, 2), samples=())
+    assert tokens_of(runner.execute(StepPlan(1, (chunk,)))) == {"a": ()}
+    rest = row("a", range(16, 20), (1, 2), start=16)
+    whole = row("b", range(20), (3, 4))
+    found = tokens_of(runner.execute(StepPlan(2, (rest, whole))))
+    assert found["a"] == found["b"]
+
+
+def test_a_plan_without_rows_only_copies(runner):
+    runner.execute(StepPlan(1, (row("a", range(16), (1,), samples=()),)))
+    result = runner.execute(StepPlan(2, (), (BlockCopy("copy", 1, 5),)))
+    assert result.rows == ()
+    for layer in runner.cache.layers:
+        assert torch.equal(layer[1], layer[5])
+
+
+def test_choices_of_one_prompt_draw_from_one_row(runner):
+    choices = [sampled(index, temperature=2.0, seed=1) for index in range(6)]
+    other = row("b", range(30), (3, 4))
+    found = tokens_of(
+        runner.execute(StepPlan(1, (row("a", range(9), (1,), samples=choices), other)))
+    )
+    assert len(found["a"]) == 6
+    assert len(set(found["a"])) > 1
+    assert found["b"] == tokens_of(runner.execute(StepPlan(2, (other,))))["b"]
+
+
+def test_logits_in_parts_give_what_all_at_once_gives(runner, monkeypatch):
+    rows = tuple(row(str(n), range(n, n + 10), (1 + n,)) for n in range(5))
+    targets = row("p", range(20), (7, 8), num_prompt_logprobs=2, prompt_targets=tuple(range(1, 20)))
+    plan = StepPlan(1, (*rows, targets))
+    whole = runner.execute(plan)
+    monkeypatch.setattr(model_runner, "_LOGITS_AT_ONCE", 2 * runner.limits.vocab_size)
+    assert runner.execute(plan) == whole
+    assert len(whole.rows[-1].prompt_logprobs) == 19
+
+
+def test_a_row_whose_logits_are_not_numbers_fails_alone(runner):
+    good = row("a", range(20), (1, 2))
+    expected = tokens_of(runner.execute(StepPlan(1, (good,))))["a"]
+    runner.execute(StepPlan(2, (row("bad", range(16), (3, 4), samples=()),)))
+    for layer in runner.cache.layers:
+        layer[3].fill_(float("nan"))
+    bad = row("bad", (16,), (3, 4), start=16)
+    found = runner.execute(StepPlan(3, (good, bad)))
+    assert found.rows[0].token_ids == expected
+    assert found.rows[1].error == NOT_NUMBERS
+
+
+def test_it_says_what_computes_what(runner):
+    said = runner.explain()
+    assert said["attention"] == "cpu"
+    assert {"linear", "rms_norm", "steps"} <= said.keys()
