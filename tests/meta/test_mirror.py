@@ -44,7 +44,6 @@ RUN_BY = {
     "__main__": "kernel",
     "compile": "kernel",
     "fused": "fused_call",
-    "abi": "graph",
     "gguf_call": "gguf",
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",

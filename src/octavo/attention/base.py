@@ -58,14 +58,19 @@ class Capabilities:
 
 
 @runtime_checkable
-class GraphSafe(Protocol):
-    """What a backend offers whose calls can be recorded once and replayed for other steps."""
+class CaptureSafe(Protocol):
+    """What a backend offers whose calls can be captured once and replayed for other steps.
 
-    def step_arguments(
+    Its captured calls read all that changes from step to step from memory at fixed addresses.
+    """
+
+    def prepare_replay(
         self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
-    ) -> tuple[bytes, object]:
-        """The part of its kernel's arguments that is a step's own, the same for all layers of
-        `spec`; and what must live until the step has run. dtype: the queries'."""
+    ) -> None:
+        """Fill that memory for the step of `meta`, for all layers of `spec`, before a replay.
+
+        dtype: the queries'. What it points to lives until the next step is prepared.
+        """
         ...
 
 

@@ -4,7 +4,6 @@ It divides a step into items of work once and runs them for each layer. Layout o
 numerics: see `kernels.cpu.attention`.
 """
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +11,29 @@ import numpy as np
 import torch
 
 from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities
-from octavo.kernels.cpu import abi as cpu_layout
+from octavo.kernels.cpu import abi, openmp
 from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import openmp
-from octavo.kernels.cpu.abi import ITEM_SLOTS, KEYS
-from octavo.kernels.cpu.kernel import empty, kernel
+from octavo.kernels.cpu.abi import QUERY_ROWS, SPLIT_KEYS
+from octavo.kernels.cpu.arguments import Address
+from octavo.kernels.cpu.kernel import address, empty, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16)
 _PRODUCTS = 8  # of 32 rows in an item at most: K and V of a piece are placed once for all
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-_pack_call = struct.Struct(cpu_layout.CALL_FORMAT).pack
-_pack_step = struct.Struct(cpu_layout.STEP_FORMAT).pack
+Records = np.ndarray[Any, np.dtype[np.void]]
+_pack = abi.ATTENTION.packer()
+
+
+# What layers must have in common to share a plan: the spec, and the dtype of the queries.
+_LayerKind = tuple[AttentionSpec, torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A step's items for layers of one kind. `keep` owns the memory that `packed` points to."""
+    """A step's work items for layers of one kind. step: the address of the ATTENTION_STEP that
+    says where they are. `keep` owns the memory that it points to."""
 
-    packed: bytes
+    step: Address
     threads: int
     keep: tuple[object, ...]
 
@@ -50,16 +54,19 @@ class CpuAttention:
     def __init__(self) -> None:
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._meta: AttentionMetadata | None = None
-        self._work: dict[AttentionSpec, _Work] = {}
+        self._work: dict[_LayerKind, _Work] = {}
+        # One ATTENTION_STEP for each kind of layer, at one address for as long as this lives:
+        # the address is in the arguments of captured calls.
+        self._steps: dict[_LayerKind, Records] = {}
 
     def kv_layout(
         self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
         """See AttentionBackend.kv_layout."""
         if kv_dtype in cpu_ops.CODES:
-            size = cpu_layout.head_bytes(spec.head_dim, block_size)
+            size = abi.head_bytes(spec.head_dim, block_size)
             return (num_blocks, spec.num_kv_heads, size), kv_dtype
-        dim = cpu_layout.padded_dim(spec.head_dim)
+        dim = abi.padded_dim(spec.head_dim)
         return (num_blocks, spec.num_kv_heads, 2, block_size * dim), kv_dtype
 
     def write(
@@ -116,46 +123,49 @@ class CpuAttention:
         query = _in_rows(query)
         tokens, heads, head_dim = query.shape
         out = empty((tokens, heads * head_dim), query.dtype)
-        stride = query.stride(0) * query.itemsize
-        call = _pack_call(0, 0, query.data_ptr(), stride, cache.data_ptr(), out.data_ptr())
-        kind = cpu_ops.attention_kind(query.dtype, cache.dtype)
-        kernel("attention:attention", kind).run(call + work.packed, work.threads)
+        arguments = _pack(
+            q=address(query), q_stride=query.stride(0) * query.itemsize, cache=address(cache),
+            out=address(out), step=work.step,
+        )  # fmt: skip
+        variant = cpu_ops.attention_kind(query.dtype, cache.dtype)
+        kernel(abi.ATTENTION, variant).run(arguments, work.threads)
         return out
 
-    def step_arguments(
+    def prepare_replay(
         self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
-    ) -> tuple[bytes, object]:
-        """See GraphSafe.step_arguments."""
-        work = self._planned(meta, spec, dtype)
-        return work.packed, work
+    ) -> None:
+        """See CaptureSafe.prepare_replay."""
+        self._planned(meta, spec, dtype)
 
     def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         """The work of this step's layers of one kind, planned for the first of them."""
         if meta is not self._meta:
             self._work.clear()
             self._meta = meta
-        if spec not in self._work:
-            self._work[spec] = self._plan(meta, spec, dtype)
-        return self._work[spec]
+        kind = (spec, dtype)
+        if kind not in self._work:
+            self._work[kind] = self._plan(meta, spec, dtype)
+        return self._work[kind]
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         parts = _parts(meta, spec, openmp.threads())
         items, counters, members, partial = _items(parts, spec, _companies(parts, meta, spec))
         groups = spec.num_heads // spec.num_kv_heads
         rows = int(parts.queries.max(initial=1)) * groups
-        size = cpu_layout.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
+        size = abi.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
         threads = min(parts.threads, len(items)) or 1
-        team = openmp.threads()  # in a captured step all of it comes
+        team = openmp.threads()  # a captured step runs on all of it
         if self._scratch.numel() < size * team:
             self._scratch = torch.empty(size * team, dtype=torch.uint8)
         shared, tables = np.empty(partial, np.float32), meta.block_tables
-        packed = _pack_step(
-            items.ctypes.data, len(items), tables.data_ptr(), self._scratch.data_ptr(), size,
+        step = self._steps.setdefault((spec, dtype), np.zeros(1, abi.ATTENTION_STEP.dtype))
+        step[0] = (
+            items.ctypes.data, len(items), address(tables), address(self._scratch), size,
             shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
         keep = (items, counters, members, shared, tables, self._scratch)
-        return _Work(packed, threads, keep)
+        return _Work(Address(step.ctypes.data), threads, keep)
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -187,12 +197,12 @@ def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts
     starts = meta.query_starts.numpy().astype(np.int64)
     lengths = meta.seq_lens.numpy().astype(np.int64)
     counts = starts[1:] - starts[:-1]
-    products = -(-counts * groups // cpu_layout.SUB)
+    products = -(-counts * groups // QUERY_ROWS)
     total = int((products * lengths).sum()) * heads
-    if total * spec.head_dim < 2 * KEYS * 64:
+    if total * spec.head_dim < 2 * SPLIT_KEYS * 64:
         threads = 1
-    most = max(KEYS, total // (4 * threads))
-    taken = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * cpu_layout.SUB // groups
+    most = max(SPLIT_KEYS, total // (4 * threads))
+    taken = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * QUERY_ROWS // groups
     step = np.maximum(taken, 1)
     parts = -(-counts // step)
     row = np.repeat(np.arange(len(counts)), parts)
@@ -200,9 +210,9 @@ def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts
     queries = np.minimum(step[row], counts[row] - offset)
     position = lengths[row] - counts[row] + offset
     low = position - (spec.window or 0) + 1 if spec.window else np.zeros_like(position)
-    first, last = np.maximum(low, 0) // KEYS, -(-(position + queries) // KEYS)
-    shares = np.minimum(last - first, -(-(last - first) * KEYS // most))
-    shares[queries * groups > cpu_layout.SUB] = 1
+    first, last = np.maximum(low, 0) // SPLIT_KEYS, -(-(position + queries) // SPLIT_KEYS)
+    shares = np.minimum(last - first, -(-(last - first) * SPLIT_KEYS // most))
+    shares[queries * groups > QUERY_ROWS] = 1
     table = row * meta.block_tables.stride(0)
     return _Parts(starts[row] + offset, queries, position, table, first, last, shares, threads)
 
@@ -215,12 +225,12 @@ def _companies(
     As many parts as one product has rows for. A part is in the companies of its first pieces
     only, and never of its last one: there it writes.
     """
-    most = cpu_layout.SUB * spec.num_kv_heads // spec.num_heads
-    whole = np.where(parts.queries == 1, parts.position // KEYS, 0)
+    most = QUERY_ROWS * spec.num_kv_heads // spec.num_heads
+    whole = np.where(parts.queries == 1, parts.position // SPLIT_KEYS, 0)
     left = np.flatnonzero(whole)
     if spec.window or most < 2:
         return []
-    blocks, tables = KEYS // meta.block_size, meta.block_tables.numpy()
+    blocks, tables = SPLIT_KEYS // meta.block_size, meta.block_tables.numpy()
     rows = parts.table // meta.block_tables.stride(0)
     found: list[tuple[int, Ints]] = []
     piece = 0
@@ -242,7 +252,7 @@ def _companies(
 
 def _items(
     parts: _Parts, spec: AttentionSpec, companies: list[tuple[int, Ints]]
-) -> tuple[Ints, Ints, Ints, int]:
+) -> tuple[Records, Ints, Ints, int]:
     """Items (see `kernels.cpu.abi`), the dearest first; their counters; the members of companies;
     floats of what is shared."""
     heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
@@ -259,32 +269,33 @@ def _items(
     counters = np.zeros(len(each) * heads, np.int64)
     shares = own + together
     # AMX stores 16 rows at a time.
-    row_floats = -(-parts.queries * groups // 16) * 16 * cpu_layout.padded_dim(spec.head_dim)
-    floats = (parts.last - parts.first) * (row_floats + 2 * cpu_layout.SUB)
+    row_floats = -(-parts.queries * groups // 16) * 16 * abi.padded_dim(spec.head_dim)
+    floats = (parts.last - parts.first) * (row_floats + 2 * QUERY_ROWS)
     floats = np.repeat(np.where(shares > 1, floats, 0), heads)
-    items = np.zeros((len(part) + len(companies) * heads, ITEM_SLOTS), np.int64)
+    items = np.zeros(len(part) + len(companies) * heads, abi.ATTENTION_ITEM.dtype)
     mine = items[: len(part)]
-    mine[:, 0], mine[:, 1], mine[:, 2] = (
-        parts.token[part], parts.queries[part], parts.position[part],
-    )  # fmt: skip
-    mine[:, 3], mine[:, 4] = head, parts.table[part]
-    mine[:, 5] = begins[part] + pieces * share // own[part]
-    mine[:, 6] = begins[part] + pieces * (share + 1) // own[part]
-    mine[:, 7] = np.where(shares[part] > 1, counters.ctypes.data + 8 * group, 0)
-    mine[:, 8], mine[:, 9], mine[:, 10] = shares[part], parts.first[part], parts.last[part]
-    mine[:, 11] = (np.cumsum(floats) - floats)[group]
+    mine["token"], mine["num_queries"] = parts.token[part], parts.queries[part]
+    mine["position"], mine["table"] = parts.position[part], parts.table[part]
+    mine["kv_head"] = head
+    mine["split_begin"] = begins[part] + pieces * share // own[part]
+    mine["split_end"] = begins[part] + pieces * (share + 1) // own[part]
+    mine["counter"] = np.where(shares[part] > 1, counters.ctypes.data + 8 * group, 0)
+    mine["num_items"] = shares[part]
+    mine["block_begin"], mine["block_end"] = parts.first[part], parts.last[part]
+    mine["partial"] = (np.cumsum(floats) - floats)[group]
     first_item = (np.cumsum(each) - each)[:, None] + np.arange(heads) * own[:, None]
     lists = _add_companies(items[len(part) :], companies, parts, first_item)
-    order = np.argsort(-items[:, 1] * (items[:, 6] - items[:, 5]), kind="stable")
+    cost = items["num_queries"] * (items["split_end"] - items["split_begin"])
+    order = np.argsort(-cost, kind="stable")
     items, place = items[order], np.argsort(order)
-    members = items.ctypes.data + place[np.concatenate(lists)] * ITEM_SLOTS * 8
+    members = items.ctypes.data + place[np.concatenate(lists)] * items.itemsize
     sizes = np.array([len(some) for some in lists[1:]], np.int64)
-    items[place[len(part) :], 12] = members.ctypes.data + 8 * (np.cumsum(sizes) - sizes)
+    items["members"][place[len(part) :]] = members.ctypes.data + 8 * (np.cumsum(sizes) - sizes)
     return items, counters, members, int(floats.sum())
 
 
 def _add_companies(
-    items: Ints, companies: list[tuple[int, Ints]], parts: _Parts, first_item: Ints
+    items: Records, companies: list[tuple[int, Ints]], parts: _Parts, first_item: Ints
 ) -> list[Ints]:
     """Write an item for each company and KV head; an empty list, and of each the numbers of an
     item of its members. first_item: [parts, heads], the number of a part's first item."""
@@ -292,7 +303,8 @@ def _add_companies(
     for piece, some in companies:
         for head in range(first_item.shape[1]):
             item = items[len(lists) - 1]
-            item[1:5] = len(some), (piece + 1) * KEYS, head, parts.table[some[0]]
-            item[5:7] = piece, piece + 1
+            item["num_queries"], item["position"] = len(some), (piece + 1) * SPLIT_KEYS
+            item["kv_head"], item["table"] = head, parts.table[some[0]]
+            item["split_begin"], item["split_end"] = piece, piece + 1
             lists.append(first_item[some, head])
     return lists

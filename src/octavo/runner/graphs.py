@@ -5,13 +5,12 @@ number of rows, and replayed for any number up to it. Nothing is trusted: a grap
 give the bits of the ordinary path on another step is not used.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.attention.base import AttentionMetadata, AttentionSpec, GraphSafe
+from octavo.attention.base import AttentionMetadata, CaptureSafe
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu.graph import Graph
@@ -29,23 +28,26 @@ _MOST_TOKENS = 256  # from here on a step takes long beside what its calls cost
 class StepGraph:
     """The captured steps of one model, for up to `most` tokens."""
 
-    def __init__(
-        self, model: Decoder, graph: Graph, recorded: Mapping[AttentionSpec, bytes]
-    ) -> None:
-        """recorded: attention's arguments of the recorded step, for each kind of layer."""
+    def __init__(self, model: Decoder, graph: Graph, captured: AttentionMetadata) -> None:
+        """captured: the metadata that was recorded; its positions and slots are static inputs."""
         self._model, self._graph, self._dtype = model, graph, graph.given.dtype
-        self._recorded = recorded
+        self._positions, self._slots = captured.positions, captured.slots
         self.most = graph.rows
 
     def forward(self, token_ids: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """As Decoder.forward; the result is valid until the next step."""
-        backend = self._model.backend
-        assert isinstance(backend, GraphSafe)
         rows = meta.num_tokens
         self._model.embed(token_ids, out=self._graph.given[:rows])
-        now = {spec: backend.step_arguments(meta, spec, self._dtype) for spec in self._recorded}
-        steps = {before: now[spec][0] for spec, before in self._recorded.items()}
-        return self._graph.replay(rows, meta.positions.data_ptr(), meta.slots.data_ptr(), steps)
+        self._positions[:rows] = meta.positions
+        self._slots[:rows] = meta.slots
+        _prepare(self._model, meta, self._dtype)
+        return self._graph.replay(rows)
+
+
+def _prepare(model: Decoder, meta: AttentionMetadata, dtype: torch.dtype) -> None:
+    assert isinstance(model.backend, CaptureSafe)
+    for spec in dict.fromkeys(model.attention_specs):
+        model.backend.prepare_replay(meta, spec, dtype)
 
 
 @torch.inference_mode()
@@ -57,32 +59,30 @@ def capture(
     Writes to the blocks from 1 on, which must not be in use.
     """
     backend, tokens = model.backend, min(most_tokens, _MOST_TOKENS)
-    if not (backend.capabilities.graph_safe and isinstance(backend, GraphSafe)):
+    if not (backend.capabilities.graph_safe and isinstance(backend, CaptureSafe)):
         return None
     if not openmp.team().is_exact(openmp.threads()):
         return None
     inputs = builder.build(_made_up(tokens, builder.block_size))
     given = model.embed(inputs.token_ids)
-    recorded = {
-        spec: backend.step_arguments(inputs.meta, spec, given.dtype)[0]
-        for spec in dict.fromkeys(model.attention_specs)
-    }
+    _prepare(model, inputs.meta, given.dtype)
     with record() as recording, _Watch() as watch:
         result = model.layers(given, inputs.meta, cache.layers)
-    positions, slots = inputs.meta.positions.data_ptr(), inputs.meta.slots.data_ptr()
     if watch.seen:
-        logger.info("steps are not captured: %s is no kernel of ours", ", ".join(watch.seen))
+        logger.info("graph capture disabled: %s has no capturable kernel", ", ".join(watch.seen))
         return None
     try:
-        graph = Graph(recording, given, result, positions, slots)
+        graph = Graph(recording, given, result)
     except ValueError as error:
-        logger.info("steps are not captured: %s", error)
+        logger.info("graph capture disabled: %s", error)
         return None
-    found = StepGraph(model, graph, recorded)
-    step = builder.build(_made_up(max(1, tokens // 3), builder.block_size, first_token=1))
-    expected = model.forward(step.token_ids, step.meta, cache.layers)
-    if not torch.equal(found.forward(step.token_ids, step.meta), expected):
-        logger.warning("steps are not captured: a replay differs from an ordinary step")
+    found = StepGraph(model, graph, inputs.meta)
+    # Other tokens at other positions, so that whatever a replay takes from the recording shows.
+    part = tokens // 3
+    step = builder.build(_made_up(max(1, part), builder.block_size, start=part, first_token=1))
+    replayed = found.forward(step.token_ids, step.meta).clone()
+    if not torch.equal(replayed, model.forward(step.token_ids, step.meta, cache.layers)):
+        logger.warning("graph capture disabled: a replay differs from an ordinary step")
         return None
     return found
 
@@ -108,8 +108,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _made_up(tokens: int, block_size: int, first_token: int = 0) -> StepPlan:
-    """A step of one prompt of `tokens` tokens in the blocks from 1 on."""
-    table = tuple(range(1, -(-tokens // block_size) + 1))
+def _made_up(tokens: int, block_size: int, start: int = 0, first_token: int = 0) -> StepPlan:
+    """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on."""
+    table = tuple(range(1, -(-(start + tokens) // block_size) + 1))
     ids = tuple((first_token + i) % 7 for i in range(tokens))
-    return StepPlan(0, (PlanRow("made up", ids, 0, table, ()),))
+    return StepPlan(0, (PlanRow("made up", ids, start, table, ()),))

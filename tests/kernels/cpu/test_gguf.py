@@ -1,13 +1,12 @@
 """The compiled decoders against their torch twins, bit for bit."""
 
-import struct
-
 import pytest
 import torch
 
 from octavo.checkpoint.base import TensorFormat
 from octavo.checkpoint.gguf import FORMATS
-from octavo.kernels.cpu.kernel import kernel
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.kernel import address, kernel
 from octavo.quant.gguf import BLOCKS
 
 KINDS = {form.name: form for form in FORMATS.values() if form.dtype is None}
@@ -31,8 +30,9 @@ def stored(kind: TensorFormat, count: int) -> torch.Tensor:
 def run(name: str, dtype: str, raw: torch.Tensor, chunk: int, threads: int = 1) -> torch.Tensor:
     kind = KINDS[name]
     out = torch.full((len(raw), kind.block_values), torch.nan, dtype=DTYPES[dtype])
-    call = struct.pack("<6q", 0, 0, len(raw), chunk, raw.data_ptr(), out.data_ptr())
-    kernel("gguf:decode", f"{name}-{dtype}").run(call, threads)
+    pack = abi.GGUF_DECODE.packer(chunk=chunk)
+    call = pack(blocks=len(raw), raw=address(raw), out=address(out))
+    kernel(abi.GGUF_DECODE, f"{name}-{dtype}").run(call, threads)
     return out
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import fused_call, object_cache
+from octavo.kernels.cpu import abi, fused_call, object_cache
 from octavo.kernels.cpu.kernel import Kernel, kernel
 
 
@@ -25,14 +25,14 @@ def activation():
 
 def check(made, monkeypatch):
     gate_up = torch.randn(3, 10)
-    monkeypatch.setattr(fused_call, "kernel", lambda where, variant: made)
+    monkeypatch.setattr(fused_call, "kernel", lambda arguments, variant: made)
     found = fused_call.CpuOps(torch.float32).silu_and_mul(gate_up)
     torch.testing.assert_close(found, reference.silu_and_mul(gate_up), rtol=1e-5, atol=1e-6)
 
 
 def test_a_kernel_is_made_once():
-    assert kernel("fused:rms_norm", "float32") is kernel("fused:rms_norm", "float32")
-    assert kernel("fused:rms_norm", "float32") is not kernel("fused:rms_norm", "bfloat16")
+    assert kernel(abi.RMS_NORM, "float32") is kernel(abi.RMS_NORM, "float32")
+    assert kernel(abi.RMS_NORM, "float32") is not kernel(abi.RMS_NORM, "bfloat16")
 
 
 def test_the_second_start_compiles_nothing(folder, monkeypatch):
@@ -85,12 +85,12 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(tmp_path, helper, 
     """And compiled here where that process fails."""
     code = (
         "import sys, torch\n"
-        "from octavo.kernels.cpu import openmp\n"
+        "from octavo.kernels.cpu import abi, openmp\n"
         "from octavo.kernels.cpu.fused_call import CpuOps\n"
         "from octavo.kernels.cpu.kernel import Kernel, kernel\n"
         "openmp.threads = lambda: 2\n"
         f"sys.executable = {helper!r}\n"
-        "Kernel.compile_ahead([kernel('fused:activation', 'silu-float32')])\n"
+        "Kernel.compile_ahead([kernel(abi.ACTIVATION, 'silu-float32')])\n"
         "print(CpuOps(torch.float32).silu_and_mul(torch.ones(1, 64)).shape)\n"
         "print('numba' in sys.modules)\n"
     )

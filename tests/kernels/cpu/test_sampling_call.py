@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu import sampling_call as ops
 
 
@@ -17,16 +17,6 @@ def some_items(count):
     made["temperature"], made["top_p"] = np.arange(count) % 3 / 2, 0.5 + np.arange(count) % 2 / 2
     made["seed"] = np.arange(count)
     return made
-
-
-def test_an_item_has_no_gaps():
-    assert ops.ITEM.names is not None
-    offsets = [ops.ITEM.fields[name][1] for name in ops.ITEM.names]
-    assert offsets == [
-        abi.S_ROW, abi.S_TEMPERATURE, abi.S_TOP_P, abi.S_MIN_P, abi.S_TOP_K, abi.S_SEED,
-        abi.S_INDEX, abi.S_POSITION, abi.S_TOKEN, abi.S_STATUS, abi.S_RANK,
-    ]  # fmt: skip
-    assert 8 * len(offsets) == ops.ITEM.itemsize == abi.S_ITEM_BYTES
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -92,10 +82,3 @@ def test_a_later_start_needs_no_numba():
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[199, 199] [199, 199, 198, 197]", done.stderr
-
-
-def test_the_compiled_kernels_and_their_callers_agree_on_an_item():
-    assert (abi.OK, abi.NOT_FINITE, abi.EMPTY) == (ops.OK, ops.NOT_FINITE, ops.EMPTY)
-    places = {name: place for name, (_, place) in ops.ITEM.fields.items()}
-    assert places == {name: getattr(abi, f"S_{name.upper()}") for name in places}
-    assert ops.ITEM.itemsize == abi.S_ITEM_BYTES

@@ -5,13 +5,13 @@ python -m octavo.kernels.cpu MODULE:MAKER:VARIANT ...
 
 import sys
 
-from octavo.kernels.cpu.kernel import kernel
+from octavo.kernels.cpu.kernel import Kernel
 
 
 def main(names: list[str]) -> int:
     for name in names:
         where, _, variant = name.rpartition(":")
-        kernel(where, variant).load()
+        Kernel(where, variant).load()
     return 0
 
 

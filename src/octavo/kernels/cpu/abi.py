@@ -1,42 +1,55 @@
-"""What kernels and their callers agree on: argument slots, the items of attention, scratch.
+"""The memory layouts that kernels and their callers share: arguments, work items, scratch.
 
-Free of Numba, so that compiled kernels can be called without importing it.
+Each is declared once, by field and kind (see `arguments`). Free of Numba, so that compiled
+kernels can be called without importing it.
 """
+
+from octavo.kernels.cpu.arguments import Arguments, Kind, Record
+
+_COUNTER, _POINTER, _I64, _F64 = Kind.COUNTER, Kind.POINTER, Kind.I64, Kind.F64
 
 # -- attention (see `attention`) ----------------------------------------------------------------
 
-KEYS = 256  # keys of a piece: K and V of one head of 64 take 64 KB in bfloat16
-SUB = 32  # rows of a product; 32 x KEYS scores take 32 KB
-S_STRIDE = KEYS * 4 + 64  # one line more, so that rows do not fall on the same cache sets
+SPLIT_KEYS = 256  # keys of a KV split: K and V of one head of 64 take 64 KB in bfloat16
+QUERY_ROWS = 32  # rows of a product; 32 x SPLIT_KEYS scores take 32 KB
+SCORE_STRIDE = SPLIT_KEYS * 4 + 64  # a cache line more, so that rows fall on different sets
 
-# Byte offsets of the arguments, 8 bytes each. SCALE and CAP (0: none) are float64; WINDOW 0: none;
-# Q_STRIDE is bytes from token to token; TABLES are int32; SCRATCH_SIZE is bytes of each thread.
-# The first six change with every call, the others with every step: two formats of `struct`.
-(
-    COUNTER, THREAD, Q, Q_STRIDE, CACHE, OUT,
-    ITEMS, NUM_ITEMS, TABLES, SCRATCH, SCRATCH_SIZE, PARTIAL, BLOCK_SIZE, HEAD_DIM, HEADS,
-    KV_HEADS, WINDOW, SCALE, CAP,
-) = range(0, 19 * 8, 8)  # fmt: skip
-CALL_FORMAT, STEP_FORMAT = "<6q", "<11q2d"
+# q_stride: bytes from token to token. step: the address of an ATTENTION_STEP.
+ATTENTION = Arguments(
+    "attention:attention",
+    counter=_COUNTER, thread=_COUNTER, q=_POINTER, q_stride=_I64, cache=_POINTER, out=_POINTER,
+    step=_POINTER,
+)  # fmt: skip
 
-# Byte offsets in an item, 8 bytes each. TOKEN: its first query in the step; POSITION: that of
-# the first query in its sequence; TABLE: the row's block table, an entry counted from TABLES;
-# pieces FIRST..LAST-1. Where a query's pieces are shared by SHARES items, COUNT is the address
-# of their common counter, GROUP_FIRST..GROUP_LAST-1 all their pieces, and SHARED (in float32
-# from the argument PARTIAL) where o [rows up to 16s, dim], m [SUB], l [SUB] of each piece are
-# kept; else COUNT is 0. MEMBERS: 0; or the item is one piece that the one query of each of QUERIES
-# rows sees whole, and MEMBERS the address of the addresses of an item of each of these.
-(
-    TOKEN, QUERIES, POSITION, KV_HEAD, TABLE, FIRST, LAST, COUNT, SHARES,
-    GROUP_FIRST, GROUP_LAST, SHARED, MEMBERS,
-) = range(0, 13 * 8, 8)  # fmt: skip
-ITEM_SLOTS = 13
+# What all layers of one kind share in a step, written anew for each step at the same address.
+# items: ATTENTION_ITEMs; tables: int32 block tables; scratch_size: bytes of each thread; partial:
+# float32 partial results of KV splits; window: 0 for none; cap: 0 for none.
+ATTENTION_STEP = Record(
+    items=_POINTER, num_items=_I64, tables=_POINTER, scratch=_POINTER, scratch_size=_I64,
+    partial=_POINTER, block_size=_I64, head_dim=_I64, heads=_I64, kv_heads=_I64, window=_I64,
+    scale=_F64, cap=_F64,
+)  # fmt: skip
+
+# A work item: a query block (some queries of one row) and one KV head over a range of KV splits.
+# token: the first query's place in the step; position: its place in the sequence; table: the
+# row's block table, an entry counted from `tables`; split_begin..split_end - 1: the item's
+# splits. Where num_items items share the splits of a query block, counter is the address of
+# their common counter, block_begin..block_end - 1 are all splits of the block, and partial (in
+# float32 from the step's `partial`) is where o [rows up to 16s, dim], m [QUERY_ROWS] and
+# l [QUERY_ROWS] of each split are kept; else counter is 0. members: 0; or the item is the part of
+# a shared-prefix group: one split that the single query of each of num_queries rows sees whole,
+# and members the address of the addresses of one item of each of these.
+ATTENTION_ITEM = Record(
+    token=_I64, num_queries=_I64, position=_I64, kv_head=_I64, table=_I64, split_begin=_I64,
+    split_end=_I64, counter=_POINTER, num_items=_I64, block_begin=_I64, block_end=_I64,
+    partial=_I64, members=_POINTER,
+)  # fmt: skip
 
 # A thread's scratch: fixed parts, then at REST those that depend on the shape.
 CONFIG, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 1088, 2112, 2368, 2624, 4672
-K_SCALES = S + SUB * S_STRIDE  # those of a piece, float32; then those of V
-V_SCALES = K_SCALES + KEYS * 4
-REST = V_SCALES + KEYS * 4
+K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # those of a KV split, float32; then those of V
+V_SCALES = K_SCALES + SPLIT_KEYS * 4
+REST = V_SCALES + SPLIT_KEYS * 4
 RUN = 16  # keys of a cache of codes whose K lies together
 SCALE_BYTES = 4  # of one key or value of a cache of codes
 
@@ -53,57 +66,77 @@ def head_bytes(head_dim: int, block_size: int) -> int:
 
 def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> int:
     """Bytes of scratch of one thread for items of up to `rows` rows (queries x groups)."""
-    dim, rows = -(-head_dim // 32) * 32, -(-rows // SUB) * SUB
+    dim, rows = -(-head_dim // 32) * 32, -(-rows // QUERY_ROWS) * QUERY_ROWS
     q_and_sums = rows * dim * (itemsize + 4) + rows * 8
-    gathered = 2 * KEYS * dim * itemsize + block_size * dim * itemsize
-    return (REST + q_and_sums + SUB * dim * 4 + gathered + 4095) // 4096 * 4096
+    gathered = 2 * SPLIT_KEYS * dim * itemsize + block_size * dim * itemsize
+    return (REST + q_and_sums + QUERY_ROWS * dim * 4 + gathered + 4095) // 4096 * 4096
 
 
 # -- fused kernels (see `fused`) ----------------------------------------------------------------
 
-# All begin with the counter, a slot not used, ROWS, and CHUNK: rows taken at a time. Addresses
-# may be 0 where something is absent. N_: rms_norm, A_: activation, R_: rope_write.
-ROWS, CHUNK = 16, 24
-N_X, N_RESIDUAL, N_WEIGHT, N_OUT, N_SIZE, N_EPS = range(32, 80, 8)
-NORM_FORMAT = "<9qd"
-A_X, A_OUT, A_SIZE = range(32, 56, 8)
-ACTIVATION_FORMAT = "<7q"
-(
-    R_Q, R_Q_STRIDE, R_K, R_K_STRIDE, R_V, R_V_STRIDE, R_COS_SIN, R_HALF, R_POSITIONS, R_CACHE,
-    R_SLOTS, R_BLOCK_SIZE, R_HEAD_DIM, R_HEADS, R_KV_HEADS, R_Q_NORM, R_K_NORM, R_EPS,
-) = range(32, 32 + 18 * 8, 8)  # fmt: skip
-ROPE_FORMAT = "<21qd"
+RMS_NORM = Arguments(
+    "fused:rms_norm",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
+    residual=_POINTER, weight=_POINTER, out=_POINTER, size=_I64, eps=_F64,
+)  # fmt: skip
 
-# -- dense products (see `gemm_bf16`) -----------------------------------------------------------
+ACTIVATION = Arguments(
+    "fused:activation",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
+    out=_POINTER, size=_I64,
+)  # fmt: skip
 
-# The counter, a slot not used, x and its bytes from row to row, W, out and its bytes from row to
-# row, bias (float32, or 0), rows, steps of 32 along k, blocks of 32 columns, columns of out; an
-# item is TALL rows x WIDE blocks.
-(
-    L_X, L_X_STRIDE, L_W, L_OUT, L_OUT_STRIDE, L_BIAS, L_ROWS, L_TURNS, L_BLOCKS, L_COLUMNS,
-    L_TALL, L_WIDE,
-) = range(16, 16 + 12 * 8, 8)  # fmt: skip
-LINEAR_FORMAT = "<14q"
+# Strides are bytes from token to token; half: half of the rotated dimensions.
+ROPE_WRITE = Arguments(
+    "fused:rope_write",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, q=_POINTER,
+    q_stride=_I64, k=_POINTER, k_stride=_I64, v=_POINTER, v_stride=_I64, cos_sin=_POINTER,
+    half=_I64, positions=_POINTER, cache=_POINTER, slots=_POINTER, block_size=_I64, head_dim=_I64,
+    heads=_I64, kv_heads=_I64, q_norm=_POINTER, k_norm=_POINTER, eps=_F64,
+)  # fmt: skip
+
+# -- GEMM in bfloat16 (see `gemm_bf16`) ---------------------------------------------------------
+
+# Strides are bytes from row to row. bias: float32. k_steps: of 32 along k; blocks: of 32
+# columns; columns: of out. A work item is item_rows rows x item_blocks blocks.
+GEMM_BF16 = Arguments(
+    "gemm_bf16:linear",
+    counter=_COUNTER, thread=_COUNTER, x=_POINTER, x_stride=_I64, weights=_POINTER, out=_POINTER,
+    out_stride=_I64, bias=_POINTER, rows=Kind.ROWS, k_steps=_I64, blocks=_I64, columns=_I64,
+    item_rows=_I64, item_blocks=_I64,
+)  # fmt: skip
+
+# -- GEMM in int8 and int4 (see `gemm_int8`) ----------------------------------------------------
+
+# taken, done: rows that a thread has begun and finished to quantize; thread: gives each thread its
+# scratch. factors: of int4, [panel][group][16 columns] of (m, o); group: 32s of k in a group.
+# q, s, x, out: as in the formulas there; added: int32, to be added to the sums of each column.
+GEMM_INT8 = Arguments(
+    "gemm_int8:product",
+    counter=_COUNTER, taken=_COUNTER, rows=Kind.ROWS, done=_COUNTER, thread=_COUNTER, x=_POINTER,
+    x_stride=_I64, in_size=_I64, out=_POINTER, out_size=_I64, weights=_POINTER, scales=_POINTER,
+    added=_POINTER, bias=_POINTER, factors=_POINTER, num_groups=_I64, group=_I64, q=_POINTER,
+    q_stride=_I64, s=_POINTER, scratch=_POINTER, scratch_size=_I64,
+)  # fmt: skip
+GEMM_INT8_ROWS = 256  # rows for which a pair of panels is held: 393 KB of q at 1,536 wide
 
 # -- programs (see `program`) -------------------------------------------------------------------
 
-# Arrivals so far, a slot not used, threads of the team, kernels in the list, the list (address
-# of the kernel, address of its arguments), and the address of sched_yield.
-P_TEAM, P_COUNT, P_KERNELS, P_YIELD = range(16, 16 + 4 * 8, 8)
-PROGRAM_FORMAT = "<6q"
+# counter: arrivals so far. team: threads; kernels: the list, of (address of a kernel, address of
+# its arguments); sched_yield: the address of that function.
+PROGRAM = Arguments(
+    "program:program",
+    counter=_COUNTER, thread=_COUNTER, team=_I64, count=_I64, kernels=_POINTER,
+    sched_yield=_POINTER,
+)  # fmt: skip
 
-# -- quantized products (see `gemm_int8`) -------------------------------------------------------
+# -- GGUF's block formats (see `gguf`) ----------------------------------------------------------
 
-# TAKEN, DONE: rows that a thread has begun and ended to round; THREAD gives each its scratch.
-# FACTORS: of int4, [panel][group][16 columns] of (m, o); GROUP: 32s of k in a group. Q, S, X, OUT
-# as in the formulas there; ADDED: int32, to be added to the sums of each column.
-Q_TAKEN = 8
-(
-    Q_DONE, Q_THREAD, Q_X, Q_X_STRIDE, Q_IN, Q_OUT, Q_OUT_SIZE, Q_WEIGHTS, Q_SCALES, Q_ADDED,
-    Q_BIAS, Q_FACTORS, Q_NUM_GROUPS, Q_GROUP, Q_Q, Q_Q_STRIDE, Q_S, Q_SCRATCH, Q_SCRATCH_SIZE,
-) = range(24, 24 + 19 * 8, 8)  # fmt: skip
-QUANT_FORMAT = "<22q"
-Q_ROWS = 256  # rows for which a pair of panels is held: 393 KB of q at 1,536 wide
+# chunk: blocks that a thread takes at a time; raw: the stored blocks; out: the values.
+GGUF_DECODE = Arguments(
+    "gguf:decode",
+    counter=_COUNTER, thread=_COUNTER, blocks=_I64, chunk=_I64, raw=_POINTER, out=_POINTER,
+)  # fmt: skip
 
 # -- sampling (see `sampling`) ------------------------------------------------------------------
 
@@ -115,14 +148,31 @@ EMPTY = 2  # every logit is -inf
 # Pieces of 64 logits: four vectors of 512 bits. 32 and 128 measured within 10% of it.
 PIECE = 64
 
-# The arguments, then the fields of an item (`sampling_call.ITEM`).
+_SAMPLING = {
+    "counter": _COUNTER, "thread": _COUNTER, "count": _I64, "items": _POINTER, "logits": _POINTER,
+    "vocab": _I64, "scratch": _POINTER, "scratch_size": _I64, "out_ids": _POINTER,
+    "out_values": _POINTER, "out_size": _I64, "logit_bytes": _I64,
+}  # fmt: skip
+DRAW = Arguments("sampling:draw", **_SAMPLING)
+LOGPROBS = Arguments("sampling:logprobs", **_SAMPLING)
+
+# A row to draw from, and how. token and status are written; for log-probabilities token is
+# given, top_k is how many of the likeliest, and rank and status are written.
+SAMPLING_ITEM = Record(
+    row=_I64, temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, seed=Kind.U64, index=_I64,
+    position=_I64, token=_I64, status=_I64, rank=_I64,
+)  # fmt: skip
+
+# Offsets by the names that `gemm_bf16` and `gemm_int8` still use.
+ROWS = 16
+COUNTER = 0
 (
-    S_COUNTER, S_THREAD, S_COUNT, S_ITEMS, S_LOGITS, S_VOCAB, S_SCRATCH, S_SCRATCH_SIZE, S_OUT_IDS,
-    S_OUT_VALUES, S_OUT_SIZE, S_LOGIT_BYTES,
-) = range(0, 12 * 8, 8)  # fmt: skip
-SAMPLING_FORMAT = "<12q"
+    L_X, L_X_STRIDE, L_W, L_OUT, L_OUT_STRIDE, L_BIAS, L_ROWS, L_TURNS, L_BLOCKS, L_COLUMNS,
+    L_TALL, L_WIDE,
+) = range(16, 16 + 12 * 8, 8)  # fmt: skip
+Q_TAKEN = 8
 (
-    S_ROW, S_TEMPERATURE, S_TOP_P, S_MIN_P, S_TOP_K, S_SEED, S_INDEX, S_POSITION, S_TOKEN,
-    S_STATUS, S_RANK,
-) = range(0, 11 * 8, 8)  # fmt: skip
-S_ITEM_BYTES = 11 * 8
+    Q_DONE, Q_THREAD, Q_X, Q_X_STRIDE, Q_IN, Q_OUT, Q_OUT_SIZE, Q_WEIGHTS, Q_SCALES, Q_ADDED,
+    Q_BIAS, Q_FACTORS, Q_NUM_GROUPS, Q_GROUP, Q_Q, Q_Q_STRIDE, Q_S, Q_SCRATCH, Q_SCRATCH_SIZE,
+) = range(24, 24 + 19 * 8, 8)  # fmt: skip
+Q_ROWS = GEMM_INT8_ROWS

@@ -33,8 +33,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from octavo.kernels.cpu import abi as at
-from octavo.kernels.cpu import amx
+from octavo.kernels.cpu import abi, amx
 from octavo.kernels.cpu import tiles as cpu_tiles
 from octavo.kernels.cpu.simd import (
     LANES,
@@ -73,10 +72,24 @@ from octavo.kernels.cpu.simd import (
     zero,
 )  # fmt: skip
 
+_CALL, _STEP, _ITEM = abi.ATTENTION.offset, abi.ATTENTION_STEP.offset, abi.ATTENTION_ITEM.offset
+_ITEM_BYTES = abi.ATTENTION_ITEM.nbytes
 _LOG2E = 1.4426950408889634
 _NONE = np.float32(-1e30)  # below any score; finite, so that two of them can be subtracted
 _ONE = np.float32(1.0)
 _AHEAD = 4  # runs of codes that are asked for before they are decoded
+
+
+@jit(returns=types.int64)
+def of_step(a, field):
+    """A field of the step, which all layers of one kind share."""
+    return geti(geti(a + _CALL.step) + field)
+
+
+@jit(returns=types.int64)
+def groups_of(a):
+    """Query heads of a KV head."""
+    return of_step(a, _STEP.heads) // of_step(a, _STEP.kv_heads)
 
 
 @jit
@@ -153,15 +166,15 @@ def _softmax(half: bool, coded: bool) -> Any:
         passes over the rows, so that no row waits for the sum of the one before.
         """
         factor = np.float32((scale if cap == 0.0 else 1.0) * _LOG2E)
-        s, room = scratch + at.S, scratch + at.SUMS
+        s, room = scratch + abi.S, scratch + abi.SUMS
         for r in range(rows):
             high = (first + r) // groups + 1
             low = max(0, high - window) if window > 0 else 0
-            row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
+            row, high = s + r * abi.SCORE_STRIDE, min(high, abi.SPLIT_KEYS)
             top = _NONE
             if low < high:
                 if coded:
-                    descale(row, low, high, scratch + at.K_SCALES)
+                    descale(row, low, high, scratch + abi.K_SCALES)
                 if cap > 0.0:
                     begin, end = low // step * 4, (high + step - 1) // step * 4
                     _squash(row, begin, end, cap, scale / cap)
@@ -170,10 +183,10 @@ def _softmax(half: bool, coded: bool) -> Any:
         for r in range(rows):
             high = (first + r) // groups + 1
             low = max(0, high - window) if window > 0 else 0
-            row, high = s + r * at.S_STRIDE, min(high, at.KEYS)
+            row, high = s + r * abi.SCORE_STRIDE, min(high, abi.SPLIT_KEYS)
             total = vsplat(np.float32(0.0))
             if low < high:
-                scales = scratch + at.V_SCALES
+                scales = scratch + abi.V_SCALES
                 total = weights(row, low, high, filled, factor, getf(m + 4 * r), scales)
             else:
                 zero(row, filled * size)
@@ -193,11 +206,11 @@ def _join(o, m, l, new_o, new_m, new_l, rows, dim, room):  # noqa: E741
         top = vmax(old, new)
         a, b = vexp2(vsub(old, top)), vexp2(vsub(new, top))
         vstore(room + i, a)
-        vstore(room + at.SUB * 4 + i, b)
+        vstore(room + abi.QUERY_ROWS * 4 + i, b)
         vstore(m + i, top)
         vstore(l + i, vfma(vload(l + i), a, vmul(vload(new_l + i), b)))
     for r in range(rows):
-        a, b = vsplat(getf(room + 4 * r)), vsplat(getf(room + at.SUB * 4 + 4 * r))
+        a, b = vsplat(getf(room + 4 * r)), vsplat(getf(room + abi.QUERY_ROWS * 4 + 4 * r))
         for i in range(r * dim * 4, (r + 1) * dim * 4, LANES * 4):
             vstore(o + i, vfma(vload(o + i), a, vmul(vload(new_o + i), b)))
 
@@ -209,12 +222,12 @@ def _finish(half: bool) -> Any:
     @jit
     def finish(a, item, o, l, dim):  # noqa: E741
         """out = o / l for the rows of an item."""
-        heads, head_dim = geti(a + at.HEADS), geti(a + at.HEAD_DIM)
-        groups = heads // geti(a + at.KV_HEADS)
-        for r in range(geti(item + at.QUERIES) * groups):
-            row = (geti(item + at.TOKEN) + r // groups) * heads
-            head = geti(item + at.KV_HEAD) * groups + r % groups
-            to = geti(a + at.OUT) + (row + head) * head_dim * size
+        heads, head_dim = of_step(a, _STEP.heads), of_step(a, _STEP.head_dim)
+        groups = heads // of_step(a, _STEP.kv_heads)
+        for r in range(geti(item + _ITEM.num_queries) * groups):
+            row = (geti(item + _ITEM.token) + r // groups) * heads
+            head = geti(item + _ITEM.kv_head) * groups + r % groups
+            to = geti(a + _CALL.out) + (row + head) * head_dim * size
             here, factor = o + r * dim * 4, _ONE / getf(l + 4 * r)
             whole = head_dim // LANES * LANES
             for i in range(0, whole, LANES):
@@ -232,10 +245,10 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
     @jit(returns=types.int64)
     def block(a, item, index):
         """Address of K of a block; V follows after block_size * dim values."""
-        entry = get32(geti(a + at.TABLES) + (geti(item + at.TABLE) + index) * 4)
-        dim = (geti(a + at.HEAD_DIM) + 15) // 16 * 16
-        head = entry * geti(a + at.KV_HEADS) + geti(item + at.KV_HEAD)
-        return geti(a + at.CACHE) + head * 2 * geti(a + at.BLOCK_SIZE) * dim * size
+        entry = get32(of_step(a, _STEP.tables) + (geti(item + _ITEM.table) + index) * 4)
+        dim = (of_step(a, _STEP.head_dim) + 15) // 16 * 16
+        head = entry * of_step(a, _STEP.kv_heads) + geti(item + _ITEM.kv_head)
+        return geti(a + _CALL.cache) + head * 2 * of_step(a, _STEP.block_size) * dim * size
 
     @jit(returns=types.int64)
     def place_k(a, item, start, count, dim, depth, scratch, room):
@@ -245,7 +258,7 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
         A block that is narrower than a vector, or whose depth is no multiple of a tile's, is
         gathered to `room`.
         """
-        size_of_block, pointers = geti(a + at.BLOCK_SIZE), scratch + at.K_AT
+        size_of_block, pointers = of_step(a, _STEP.block_size), scratch + abi.K_AT
         groups = (count + keys - 1) // keys
         direct = size_of_block % keys == 0 and dim == depth
         stride = size_of_block * 4 if direct else keys * 4
@@ -282,7 +295,7 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
     @jit(returns=types.int64)
     def place_v(a, item, start, count, dim, scratch, room):
         """Addresses (at V_AT) of the parts of V of these keys; returns keys in a part."""
-        size_of_block, pointers = geti(a + at.BLOCK_SIZE), scratch + at.V_AT
+        size_of_block, pointers = of_step(a, _STEP.block_size), scratch + abi.V_AT
         words = size_of_block // pair
         gather = tiles and size_of_block < 32
         per_part = 32 if tiles else size_of_block
@@ -310,16 +323,16 @@ def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
 
     @jit
     def pack_q(a, item, to, depth):
-        """Rows of at.Q of an item, one after the other, each padded with zeros to `depth`."""
-        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
-        first = geti(item + at.KV_HEAD) * groups * head_dim * size
-        here = geti(a + at.Q) + geti(item + at.TOKEN) * geti(a + at.Q_STRIDE) + first
-        for _ in range(geti(item + at.QUERIES)):
+        """Rows of Q of an item, one after the other, each padded with zeros to `depth`."""
+        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
+        first = geti(item + _ITEM.kv_head) * groups * head_dim * size
+        here = geti(a + _CALL.q) + geti(item + _ITEM.token) * geti(a + _CALL.q_stride) + first
+        for _ in range(geti(item + _ITEM.num_queries)):
             for g in range(groups):
                 copy(to, here + g * head_dim * size, head_dim * size)
                 zero(to + head_dim * size, (depth - head_dim) * size)
                 to += depth * size
-            here += geti(a + at.Q_STRIDE)
+            here += geti(a + _CALL.q_stride)
 
     return place_k, place_v, pack_q
 
@@ -332,27 +345,27 @@ def _decoding(half: bool, tiles: bool, kind: str) -> tuple[Any, Any]:
     @jit(returns=types.int64)
     def run_of(a, item, key, dim, values):
         """Address of the run of codes of a key: of V if `values` is 1, else of K."""
-        size = geti(a + at.BLOCK_SIZE)
-        entry = get32(geti(a + at.TABLES) + (geti(item + at.TABLE) + key // size) * 4)
-        head = entry * geti(a + at.KV_HEADS) + geti(item + at.KV_HEAD)
-        block = geti(a + at.CACHE) + head * 2 * size * (dim + at.SCALE_BYTES)
+        size = of_step(a, _STEP.block_size)
+        entry = get32(of_step(a, _STEP.tables) + (geti(item + _ITEM.table) + key // size) * 4)
+        head = entry * of_step(a, _STEP.kv_heads) + geti(item + _ITEM.kv_head)
+        block = geti(a + _CALL.cache) + head * 2 * size * (dim + abi.SCALE_BYTES)
         return block + (values * size + key % size) * dim
 
     @jit
     def take_scales(a, item, start, count, dim, scratch):
-        size, done = geti(a + at.BLOCK_SIZE), 0
+        size, done = of_step(a, _STEP.block_size), 0
         while done < count:
             n = min(size, count - done)
             here = run_of(a, item, start + done, dim, 0) + 2 * size * dim
-            copy(scratch + at.K_SCALES + done * 4, here, n * 4)
-            copy(scratch + at.V_SCALES + done * 4, here + size * 4, n * 4)
+            copy(scratch + abi.K_SCALES + done * 4, here, n * 4)
+            copy(scratch + abi.V_SCALES + done * 4, here + size * 4, n * 4)
             done += n
-        zero(scratch + at.K_SCALES + count * 4, (at.KEYS - count) * 4)
-        zero(scratch + at.V_SCALES + count * 4, (at.KEYS - count) * 4)
+        zero(scratch + abi.K_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
+        zero(scratch + abi.V_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
 
     @jit(returns=types.int64)
     def place_k(a, item, start, count, dim, depth, scratch, room):
-        run, last = min(geti(a + at.BLOCK_SIZE), at.RUN), start + count - 1
+        run, last = min(of_step(a, _STEP.block_size), abi.RUN), start + count - 1
         for key in range(0, count, run):
             codes = run_of(a, item, start + key, dim, 0)
             ahead = run_of(a, item, min(start + key + _AHEAD * run, last) // run * run, dim, 0)
@@ -369,13 +382,13 @@ def _decoding(half: bool, tiles: bool, kind: str) -> tuple[Any, Any]:
                 zero(here + dim // pair * keys * 4, (depth - dim) // pair * keys * 4)
         most = (count + keys - 1) // keys - 1
         for g in range((most + 4) // 4 * 4):
-            seti(scratch + at.K_AT + 8 * g, room + min(g, most) * depth // pair * keys * 4)
+            seti(scratch + abi.K_AT + 8 * g, room + min(g, most) * depth // pair * keys * 4)
         take_scales(a, item, start, count, dim, scratch)
         return keys * 4
 
     @jit(returns=types.int64)
     def place_v(a, item, start, count, dim, scratch, room):
-        run, last = min(geti(a + at.BLOCK_SIZE), at.RUN), start + count - 1
+        run, last = min(of_step(a, _STEP.block_size), abi.RUN), start + count - 1
         parts, to = (count + 31) // 32, room
         for key in range(0, count, run):
             codes = run_of(a, item, start + key, dim, 1)
@@ -388,7 +401,7 @@ def _decoding(half: bool, tiles: bool, kind: str) -> tuple[Any, Any]:
                 codes += dim * pair
         zero(to, room + parts * 32 // pair * dim * 4 - to)
         for part in range(parts):
-            seti(scratch + at.V_AT + 8 * part, room + part * 32 // pair * dim * 4)
+            seti(scratch + abi.V_AT + 8 * part, room + part * 32 // pair * dim * 4)
         return 32
 
     return place_k, place_v
@@ -414,26 +427,33 @@ def attention(variant: str) -> Any:
 
         With a `per_part` of 0, V is decoded here, where K was: both would not stay in L1.
         """
-        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
+        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
         dim = (head_dim + 15) // 16 * 16
         depth = (dim + 31) // 32 * 32 if tiles else dim
-        window, start, position = geti(a + at.WINDOW), index * at.KEYS, geti(item + at.POSITION)
-        seen = min(at.KEYS, position + (r + count - 1) // groups + 1 - start)
+        window, start, position = (
+            of_step(a, _STEP.window),
+            index * abi.SPLIT_KEYS,
+            geti(item + _ITEM.position),
+        )
+        seen = min(abi.SPLIT_KEYS, position + (r + count - 1) // groups + 1 - start)
         columns = (seen + step - 1) // step * step
         unit = per_part if per_part > 0 else 32
         parts = (seen + unit - 1) // unit
-        s, k_at, v_at = scratch + at.S, scratch + at.K_AT, scratch + at.V_AT
+        s, k_at, v_at = scratch + abi.S, scratch + abi.K_AT, scratch + abi.V_AT
         words, wide = depth // pair, dim // LANES
-        scores(s, at.S_STRIDE, q, depth * size, count, k_at, columns // keys, words, k_stride)
+        scores(s, abi.SCORE_STRIDE, q, depth * size, count, k_at, columns // keys, words, k_stride)
         first = (position - start) * groups + r
         filled = max(parts * unit, columns)
-        scale, cap = getd(a + at.SCALE), getd(a + at.CAP)
+        scale, cap = (
+            getd(geti(a + _CALL.step) + _STEP.scale),
+            getd(geti(a + _CALL.step) + _STEP.cap),
+        )
         softmax(scratch, count, first, groups, window, filled, scale, cap, m, l)
         if coded and per_part == 0:
-            whole = min(at.KEYS, position + geti(item + at.QUERIES) - start)
+            whole = min(abi.SPLIT_KEYS, position + geti(item + _ITEM.num_queries) - start)
             place_v(a, item, start, whole, dim, scratch, room)
         words = unit // pair
-        weighted(o, dim * 4, s, at.S_STRIDE, count, v_at, parts, words, dim * 4, wide)
+        weighted(o, dim * 4, s, abi.SCORE_STRIDE, count, v_at, parts, words, dim * 4, wide)
 
     @jit
     def nothing(o, m, l, rows, dim):  # noqa: E741
@@ -447,95 +467,97 @@ def attention(variant: str) -> Any:
     def join_shares(a, item, o, m, l, rows, dim, room):  # noqa: E741
         """Join what all items of a group left, in the order of the pieces."""
         tall = (rows + 15) // 16 * 16
-        entry = (tall * dim + 2 * at.SUB) * 4
-        kept = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4
+        entry = (tall * dim + 2 * abi.QUERY_ROWS) * 4
+        kept = of_step(a, _STEP.partial) + geti(item + _ITEM.partial) * 4
         nothing(o, m, l, rows, dim)
-        for _ in range(geti(item + at.GROUP_FIRST), geti(item + at.GROUP_LAST)):
+        for _ in range(geti(item + _ITEM.block_begin), geti(item + _ITEM.block_end)):
             stats = kept + tall * dim * 4
-            _join(o, m, l, kept, stats, stats + at.SUB * 4, rows, dim, room)
+            _join(o, m, l, kept, stats, stats + abi.QUERY_ROWS * 4, rows, dim, room)
             kept += entry
 
     @jit
     def settle(a, item, o, m, l, rows, dim, room):  # noqa: E741
         """An item of a group is done; the last one to be joins what all left."""
-        if take(geti(item + at.COUNT)) == geti(item + at.SHARES) - 1:
-            seti(geti(item + at.COUNT), 0)  # for the next layer
+        if take(geti(item + _ITEM.counter)) == geti(item + _ITEM.num_items) - 1:
+            seti(geti(item + _ITEM.counter), 0)  # for the next layer
             join_shares(a, item, o, m, l, rows, dim, room)
             finish(a, item, o, l, dim)
 
     @jit
     def attend_together(a, item, scratch):
         """A piece that one query of each of several rows sees whole."""
-        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
+        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
         dim = (head_dim + 15) // 16 * 16
         depth = (dim + 31) // 32 * 32 if tiles else dim
-        members, count = geti(item + at.MEMBERS), geti(item + at.QUERIES)
-        index, rows = geti(item + at.FIRST), count * groups
-        q = scratch + at.REST
-        o = q + at.SUB * depth * size
-        m, new_o = o + at.SUB * dim * 4, o + at.SUB * dim * 4 + at.SUB * 8
-        l, new_m, new_l = m + at.SUB * 4, scratch + at.STATS, scratch + at.STATS + at.SUB * 4  # noqa: E741
-        room_k = new_o + at.SUB * dim * 4
-        room_v = room_k + at.KEYS * depth * size
+        members, count = geti(item + _ITEM.members), geti(item + _ITEM.num_queries)
+        index, rows = geti(item + _ITEM.split_begin), count * groups
+        q = scratch + abi.REST
+        o = q + abi.QUERY_ROWS * depth * size
+        m, new_o = o + abi.QUERY_ROWS * dim * 4, o + abi.QUERY_ROWS * dim * 4 + abi.QUERY_ROWS * 8
+        l, new_m = m + abi.QUERY_ROWS * 4, scratch + abi.STATS  # noqa: E741
+        new_l = new_m + abi.QUERY_ROWS * 4
+        room_k = new_o + abi.QUERY_ROWS * dim * 4
+        room_v = room_k + abi.SPLIT_KEYS * depth * size
         if tiles:
-            amx.configure(scratch + at.CONFIG, min(rows, 16), min(rows, 16))
+            amx.configure(scratch + abi.CONFIG, min(rows, 16), min(rows, 16))
         for i in range(count):
             pack_q(a, geti(members + 8 * i), q + i * groups * depth * size, depth)
-        start = index * at.KEYS
-        k_stride = place_k(a, item, start, at.KEYS, dim, depth, scratch, room_k)
+        start = index * abi.SPLIT_KEYS
+        k_stride = place_k(a, item, start, abi.SPLIT_KEYS, dim, depth, scratch, room_k)
         per_part = 0
         if not coded:
-            per_part = place_v(a, item, start, at.KEYS, dim, scratch, room_v)
+            per_part = place_v(a, item, start, abi.SPLIT_KEYS, dim, scratch, room_v)
         piece(a, item, index, scratch, q, new_o, new_m, new_l, 0, rows, k_stride, per_part, room_k)
         tall = (groups + 15) // 16 * 16
         for i in range(count):
             mine = geti(members + 8 * i)
-            number = index - geti(mine + at.GROUP_FIRST)
-            kept = geti(a + at.PARTIAL) + geti(mine + at.SHARED) * 4
-            kept += number * (tall * dim + 2 * at.SUB) * 4
+            number = index - geti(mine + _ITEM.block_begin)
+            kept = of_step(a, _STEP.partial) + geti(mine + _ITEM.partial) * 4
+            kept += number * (tall * dim + 2 * abi.QUERY_ROWS) * 4
             stats = kept + tall * dim * 4
             copy(kept, new_o + i * groups * dim * 4, groups * dim * 4)
             copy(stats, new_m + i * groups * 4, groups * 4)
-            copy(stats + at.SUB * 4, new_l + i * groups * 4, groups * 4)
-            settle(a, mine, o, m, l, groups, dim, scratch + at.FACTORS)
+            copy(stats + abi.QUERY_ROWS * 4, new_l + i * groups * 4, groups * 4)
+            settle(a, mine, o, m, l, groups, dim, scratch + abi.FACTORS)
 
     @jit
     def attend(a, item, scratch):
-        head_dim, groups = geti(a + at.HEAD_DIM), geti(a + at.HEADS) // geti(a + at.KV_HEADS)
+        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
         dim = (head_dim + 15) // 16 * 16
         depth = (dim + 31) // 32 * 32 if tiles else dim
-        rows, window = geti(item + at.QUERIES) * groups, geti(a + at.WINDOW)
-        padded = (rows + at.SUB - 1) // at.SUB * at.SUB
-        q = scratch + at.REST
+        rows, window = geti(item + _ITEM.num_queries) * groups, of_step(a, _STEP.window)
+        padded = (rows + abi.QUERY_ROWS - 1) // abi.QUERY_ROWS * abi.QUERY_ROWS
+        q = scratch + abi.REST
         o = q + padded * depth * size
         m, new_o = o + padded * dim * 4, o + padded * dim * 4 + padded * 8
-        l, new_m, new_l = m + padded * 4, scratch + at.STATS, scratch + at.STATS + at.SUB * 4  # noqa: E741
-        room_k = new_o + at.SUB * dim * 4
-        room_v = room_k + at.KEYS * depth * size
+        l, new_m = m + padded * 4, scratch + abi.STATS  # noqa: E741
+        new_l = new_m + abi.QUERY_ROWS * 4
+        room_k = new_o + abi.QUERY_ROWS * dim * 4
+        room_v = room_k + abi.SPLIT_KEYS * depth * size
         if tiles:
-            amx.configure(scratch + at.CONFIG, min(rows, 16), min(rows, 16))
+            amx.configure(scratch + abi.CONFIG, min(rows, 16), min(rows, 16))
         pack_q(a, item, q, depth)
         nothing(o, m, l, rows, dim)
-        shared, position = geti(item + at.COUNT) != 0, geti(item + at.POSITION)
-        kept = geti(a + at.PARTIAL) + geti(item + at.SHARED) * 4
-        for index in range(geti(item + at.FIRST), geti(item + at.LAST)):
-            start = index * at.KEYS
-            count = min(at.KEYS, position + geti(item + at.QUERIES) - start)
+        shared, position = geti(item + _ITEM.counter) != 0, geti(item + _ITEM.position)
+        kept = of_step(a, _STEP.partial) + geti(item + _ITEM.partial) * 4
+        for index in range(geti(item + _ITEM.split_begin), geti(item + _ITEM.split_end)):
+            start = index * abi.SPLIT_KEYS
+            count = min(abi.SPLIT_KEYS, position + geti(item + _ITEM.num_queries) - start)
             k_stride = place_k(a, item, start, count, dim, depth, scratch, room_k)
             per_part = 0
-            if not coded or rows > at.SUB:
+            if not coded or rows > abi.QUERY_ROWS:
                 per_part = place_v(a, item, start, count, dim, scratch, room_v)
-            for r in range(0, rows, at.SUB):
-                n = min(at.SUB, rows - r)
+            for r in range(0, rows, abi.QUERY_ROWS):
+                n = min(abi.QUERY_ROWS, rows - r)
                 to_o, to_m, to_l = new_o, new_m, new_l
                 if shared:
-                    number = index - geti(item + at.GROUP_FIRST)
+                    number = index - geti(item + _ITEM.block_begin)
                     tall = (rows + 15) // 16 * 16
-                    to_o = kept + number * (tall * dim + 2 * at.SUB) * 4
+                    to_o = kept + number * (tall * dim + 2 * abi.QUERY_ROWS) * 4
                     to_m = to_o + tall * dim * 4
-                    to_l = to_m + at.SUB * 4
+                    to_l = to_m + abi.QUERY_ROWS * 4
                 newest, oldest = position + (r + n - 1) // groups, position + r // groups
-                if newest < start or (window > 0 and oldest - window >= start + at.KEYS - 1):
+                if newest < start or (window > 0 and oldest - window >= start + abi.SPLIT_KEYS - 1):
                     if shared:
                         nothing(to_o, to_m, to_l, n, dim)
                     continue
@@ -557,23 +579,25 @@ def attention(variant: str) -> Any:
                 )
                 if not shared:
                     o_at, m_at, l_at = o + r * dim * 4, m + r * 4, l + r * 4
-                    _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + at.FACTORS)
+                    _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + abi.FACTORS)
         if shared:
-            settle(a, item, o, m, l, rows, dim, scratch + at.FACTORS)
+            settle(a, item, o, m, l, rows, dim, scratch + abi.FACTORS)
         else:
             finish(a, item, o, l, dim)
 
     @jit
     def work(a):
-        scratch = geti(a + at.SCRATCH) + take(a + at.THREAD) * geti(a + at.SCRATCH_SIZE)
-        index = take(a + at.COUNTER)
-        while index < geti(a + at.NUM_ITEMS):
-            item = geti(a + at.ITEMS) + index * at.ITEM_SLOTS * 8
-            if geti(item + at.MEMBERS) != 0:
+        scratch = of_step(a, _STEP.scratch) + take(a + _CALL.thread) * of_step(
+            a, _STEP.scratch_size
+        )
+        index = take(a + _CALL.counter)
+        while index < of_step(a, _STEP.num_items):
+            item = of_step(a, _STEP.items) + index * _ITEM_BYTES
+            if geti(item + _ITEM.members) != 0:
                 attend_together(a, item, scratch)
             else:
                 attend(a, item, scratch)
-            index = take(a + at.COUNTER)
+            index = take(a + _CALL.counter)
         if tiles:
             amx.release()
 

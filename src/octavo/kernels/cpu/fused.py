@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import (
     LANES,
     Vec,
@@ -48,6 +48,8 @@ from octavo.kernels.cpu.simd import (
     zero,
 )  # fmt: skip
 
+_NORM, _ACTIVATION, _ROPE = abi.RMS_NORM.offset, abi.ACTIVATION.offset, abi.ROPE_WRITE.offset
+_ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all three
 _ONE = np.float32(1.0)
 _LOG2E = 1.4426950408889634
 
@@ -84,7 +86,7 @@ def _by_rows(row: Any) -> Any:
 
     @jit
     def work(a):
-        rows, chunk = geti(a + at.ROWS), geti(a + at.CHUNK)
+        rows, chunk = geti(a + _ROWS), geti(a + _CHUNK)
         first = take(a) * chunk
         while first < rows:
             for index in range(first, min(first + chunk, rows)):
@@ -103,13 +105,17 @@ def rms_norm(dtype: str) -> Any:
 
     @jit
     def row(a, index):
-        n = geti(a + at.N_SIZE)
+        n = geti(a + _NORM.size)
         start = index * n * size
-        x, out, weight = geti(a + at.N_X) + start, geti(a + at.N_OUT) + start, geti(a + at.N_WEIGHT)
+        x, out, weight = (
+            geti(a + _NORM.x) + start,
+            geti(a + _NORM.out) + start,
+            geti(a + _NORM.weight),
+        )
         residual = x
         total = vsplat(np.float32(0.0))
-        if geti(a + at.N_RESIDUAL) != 0:
-            residual = geti(a + at.N_RESIDUAL) + start
+        if geti(a + _NORM.residual) != 0:
+            residual = geti(a + _NORM.residual) + start
             for i in range(0, n, LANES):
                 here = residual + i * size
                 write(here, vadd(read(here, n - i), read(x + i * size, n - i)), n - i)
@@ -119,7 +125,7 @@ def rms_norm(dtype: str) -> Any:
             for i in range(0, n, LANES):
                 value = read(x + i * size, n - i)
                 total = vfma(value, value, total)
-        mean = vsum(total) / np.float32(n) + np.float32(getd(a + at.N_EPS))
+        mean = vsum(total) / np.float32(n) + np.float32(getd(a + _NORM.eps))
         factor = vsplat(_ONE / np.sqrt(mean))
         for i in range(0, n, LANES):
             value = vmul(read(residual + i * size, n - i), factor)
@@ -139,8 +145,9 @@ def activation(variant: str) -> Any:
 
     @jit
     def row(a, index):
-        n = geti(a + at.A_SIZE)
-        gate, out = geti(a + at.A_X) + index * 2 * n * size, geti(a + at.A_OUT) + index * n * size
+        n = geti(a + _ACTIVATION.size)
+        gate = geti(a + _ACTIVATION.x) + index * 2 * n * size
+        out = geti(a + _ACTIVATION.out) + index * n * size
         up = gate + n * size
         one, most = vsplat(_ONE), vsplat(np.float32(126.0))
         slope = vsplat(np.float32(-_LOG2E * (1.5957691216057308 if gelu else 1.0)))
@@ -210,7 +217,7 @@ def _coded(kind: str, read: Any, size: int) -> Any:
         codes, wide = near(), widened()
         scales = to + 2 * block_size * dim + slot * 4
         setf(scales, quantize(x, codes, head_dim, dim))
-        run = min(block_size, at.RUN)
+        run = min(block_size, abi.RUN)
         here = to + slot // run * run * dim + slot % run
         for d in range(dim):
             copy(here + d * run, codes + d, 1)
@@ -236,7 +243,7 @@ def rope_write(variant: str) -> Any:
     put, store = _stored(dtype == "bfloat16", write)
     if kind:
         store = _coded(kind, read, size)
-    of_token = 2 * at.SCALE_BYTES if kind else 0  # scales of a KV head
+    of_token = 2 * abi.SCALE_BYTES if kind else 0  # scales of a KV head
     code_size = 1 if kind else size
     widened = stack(1024 + LANES * 4)
 
@@ -267,36 +274,36 @@ def rope_write(variant: str) -> Any:
     @jit
     def head(a, x, here, weight, cos):
         """One head here `here`, widened, normed and turned, to the buffer x."""
-        head_dim = geti(a + at.R_HEAD_DIM)
+        head_dim = geti(a + _ROPE.head_dim)
         for i in range(0, head_dim, LANES):
             vstore(x + i * 4, read(here + i * size, head_dim - i))
         if weight != 0:
-            norm(x, head_dim, weight, getd(a + at.R_EPS))
+            norm(x, head_dim, weight, getd(a + _ROPE.eps))
         if cos != 0:
-            turn(x, cos, geti(a + at.R_HALF))
+            turn(x, cos, geti(a + _ROPE.half))
 
     @jit
     def row(a, index):
-        x, head_dim, kv_heads = widened(), geti(a + at.R_HEAD_DIM), geti(a + at.R_KV_HEADS)
-        cos, cache = geti(a + at.R_COS_SIN), geti(a + at.R_CACHE)
+        x, head_dim, kv_heads = widened(), geti(a + _ROPE.head_dim), geti(a + _ROPE.kv_heads)
+        cos, cache = geti(a + _ROPE.cos_sin), geti(a + _ROPE.cache)
         if cos != 0:
-            cos += geti(geti(a + at.R_POSITIONS) + index * 8) * geti(a + at.R_HALF) * 8
-        if geti(a + at.R_Q) != 0:
-            q = geti(a + at.R_Q) + index * geti(a + at.R_Q_STRIDE)
-            for h in range(geti(a + at.R_HEADS)):
-                head(a, x, q + h * head_dim * size, geti(a + at.R_Q_NORM), cos)
+            cos += geti(geti(a + _ROPE.positions) + index * 8) * geti(a + _ROPE.half) * 8
+        if geti(a + _ROPE.q) != 0:
+            q = geti(a + _ROPE.q) + index * geti(a + _ROPE.q_stride)
+            for h in range(geti(a + _ROPE.heads)):
+                head(a, x, q + h * head_dim * size, geti(a + _ROPE.q_norm), cos)
                 put(x, q + h * head_dim * size, head_dim)
-        if geti(a + at.R_K) == 0:
+        if geti(a + _ROPE.k) == 0:
             return
-        k = geti(a + at.R_K) + index * geti(a + at.R_K_STRIDE)
-        v = geti(a + at.R_V) + index * geti(a + at.R_V_STRIDE)
+        k = geti(a + _ROPE.k) + index * geti(a + _ROPE.k_stride)
+        v = geti(a + _ROPE.v) + index * geti(a + _ROPE.v_stride)
         dim = (head_dim + 15) // 16 * 16
         for h in range(kv_heads):
-            head(a, x, k + h * head_dim * size, geti(a + at.R_K_NORM), cos)
+            head(a, x, k + h * head_dim * size, geti(a + _ROPE.k_norm), cos)
             if cache == 0:
                 put(x, k + h * head_dim * size, head_dim)
                 continue
-            slot, block_size = geti(geti(a + at.R_SLOTS) + index * 8), geti(a + at.R_BLOCK_SIZE)
+            slot, block_size = geti(geti(a + _ROPE.slots) + index * 8), geti(a + _ROPE.block_size)
             block = slot // block_size * kv_heads + h
             to = cache + block * block_size * (2 * dim * code_size + of_token)
             store(x, v + h * head_dim * size, to, slot % block_size, block_size, head_dim, dim)

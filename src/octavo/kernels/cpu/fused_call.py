@@ -5,22 +5,21 @@ row, go to the reference. Rows are spread over threads from about 16 thousand va
 one thread is done before a second one has started.
 """
 
-import struct
 from dataclasses import dataclass
 
 import torch
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, openmp, target
-from octavo.kernels.cpu.kernel import empty, kernel
+from octavo.kernels.cpu.kernel import address, empty, kernel
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 DTYPES = tuple(_NAMES)
 _PARALLEL_FROM = 16384  # values
-_pack_norm = struct.Struct(abi.NORM_FORMAT).pack
-_pack_activation = struct.Struct(abi.ACTIVATION_FORMAT).pack
-_pack_rope = struct.Struct(abi.ROPE_FORMAT).pack
+_pack_norm = abi.RMS_NORM.packer()
+_pack_activation = abi.ACTIVATION.packer()
+_pack_rope = abi.ROPE_WRITE.packer()
 
 
 def _share(rows: int, values: int) -> tuple[int, int]:
@@ -52,11 +51,12 @@ class CpuOps:
         rows, size = x.shape
         out = empty((rows, size), x.dtype)
         threads, chunk = _share(rows, size)
-        at = 0 if residual is None else residual.data_ptr()
         arguments = _pack_norm(
-            0, 0, rows, chunk, x.data_ptr(), at, weight.data_ptr(), out.data_ptr(), size, eps
-        )
-        kernel("fused:rms_norm", _NAMES[self.dtype]).run(arguments, threads)
+            rows=rows, chunk=chunk, x=address(x),
+            residual=0 if residual is None else address(residual), weight=address(weight),
+            out=address(out), size=size, eps=eps,
+        )  # fmt: skip
+        kernel(abi.RMS_NORM, _NAMES[self.dtype]).run(arguments, threads)
         return out, x if residual is None else residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -72,8 +72,10 @@ class CpuOps:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = empty((rows, size), self.dtype)
         threads, chunk = _share(rows, 2 * size)
-        arguments = _pack_activation(0, 0, rows, chunk, gate_up.data_ptr(), out.data_ptr(), size)
-        kernel("fused:activation", f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
+        arguments = _pack_activation(
+            rows=rows, chunk=chunk, x=address(gate_up), out=address(out), size=size
+        )
+        kernel(abi.ACTIVATION, f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
         return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -137,19 +139,21 @@ def rope_write(
     size = some.element_size()
     threads, chunk = _share(tokens, (heads + 2 * kv_heads) * head_dim)
 
-    def at(x: torch.Tensor | None) -> int:
-        return 0 if x is None else x.data_ptr()
-
-    def stride(x: torch.Tensor | None) -> int:
-        return 0 if x is None else x.stride(0) * size
-
     arguments = _pack_rope(
-        0, 0, tokens, chunk, at(q), stride(q), at(k), stride(k), at(v), stride(v), at(cos_sin),
-        0 if cos_sin is None else cos_sin.shape[1] // 2, at(positions), at(cache), at(slots),
-        block_size, head_dim, heads, kv_heads, at(q_norm), at(k_norm), eps,
+        rows=tokens, chunk=chunk,
+        q=0 if q is None else address(q), q_stride=0 if q is None else q.stride(0) * size,
+        k=0 if k is None else address(k), k_stride=0 if k is None else k.stride(0) * size,
+        v=0 if v is None else address(v), v_stride=0 if v is None else v.stride(0) * size,
+        cos_sin=0 if cos_sin is None else address(cos_sin),
+        half=0 if cos_sin is None else cos_sin.shape[1] // 2,
+        positions=0 if positions is None else address(positions),
+        cache=0 if cache is None else address(cache), slots=0 if slots is None else address(slots),
+        block_size=block_size, head_dim=head_dim, heads=heads, kv_heads=kv_heads,
+        q_norm=0 if q_norm is None else address(q_norm),
+        k_norm=0 if k_norm is None else address(k_norm), eps=eps,
     )  # fmt: skip
     variant = _variant(_NAMES[some.dtype], some.dtype if cache is None else cache.dtype)
-    kernel("fused:rope_write", variant).run(arguments, threads)
+    kernel(abi.ROPE_WRITE, variant).run(arguments, threads)
 
 
 def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:

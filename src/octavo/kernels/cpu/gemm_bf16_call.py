@@ -1,14 +1,12 @@
 """Weights in the layout of `gemm_bf16`, and the products with them. Free of Numba."""
 
-import struct
-
 import torch
 import torch.nn.functional as F
 
 from octavo.kernels.cpu import abi, openmp
-from octavo.kernels.cpu.kernel import empty, kernel
+from octavo.kernels.cpu.kernel import address, empty, kernel
 
-_pack = struct.Struct(abi.LINEAR_FORMAT).pack
+_pack = abi.GEMM_BF16.packer()
 _BLOCK = 32  # columns
 _DEPTH = 32  # of k in a turn
 _TALL = 256  # rows of an item: of a hidden size of 576 they take 288 KB, which a core's L2 holds
@@ -58,11 +56,13 @@ class TiledWeight:
         threads = 1 if blocks * self._turns < _SHARED_FROM else openmp.threads()
         wide = max(2, blocks // (_SHARES * threads) // 2 * 2)
         arguments = _pack(
-            0, 0, x.data_ptr(), x.stride(0) * 2, self._tiles.data_ptr(), out.data_ptr(),
-            2 * width, 0 if self._bias is None else self._bias.data_ptr(), rows, self._turns,
-            blocks, self._columns, _TALL, wide,
+            x=address(x), x_stride=x.stride(0) * 2, weights=address(self._tiles),
+            out=address(out), out_stride=2 * width,
+            bias=0 if self._bias is None else address(self._bias), rows=rows,
+            k_steps=self._turns, blocks=blocks, columns=self._columns, item_rows=_TALL,
+            item_blocks=wide,
         )  # fmt: skip
-        kernel("gemm_bf16:linear", "gated" if self._gated else "plain").run(arguments, threads)
+        kernel(abi.GEMM_BF16, "gated" if self._gated else "plain").run(arguments, threads)
         return out
 
 

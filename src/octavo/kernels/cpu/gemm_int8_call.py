@@ -1,6 +1,5 @@
 """Quantized weights laid out for `gemm_int8`, and the calls of its products."""
 
-import struct
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,9 +7,8 @@ import torch.nn.functional as F
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, openmp, target
-from octavo.kernels.cpu.kernel import empty, is_recording, kernel
+from octavo.kernels.cpu.kernel import address, empty, is_recording, kernel
 
-_pack_call = struct.Struct(abi.QUANT_FORMAT).pack
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _PANEL, _STEP, _PAIR = 16, 64, 32
 _PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second one has started
@@ -107,7 +105,7 @@ class Room:
 class QuantizedWeight:
     """The product with a packed weight and a bias [N]: x [rows, K] -> [rows, N], in `dtype`."""
 
-    __slots__ = ("_bias", "_dtype", "_fixed", "_kernel", "_room", "_sizes", "_threads", "_weight",
+    __slots__ = ("_bias", "_dtype", "_kernel", "_pack", "_room", "_sizes", "_threads", "_weight",
                  "_width")  # fmt: skip
 
     def __init__(
@@ -123,18 +121,20 @@ class QuantizedWeight:
         self._bias = None if bias is None else F.pad(bias.float(), more)
         bits = "int8" if weight.factors is None else "int4"
         variant = f"{bits}-{_NAMES[dtype]}-{target.int8_unit()}-{'gated' if gated else 'plain'}"
-        self._kernel = kernel("gemm_int8:product", variant)
+        self._kernel = kernel(abi.GEMM_INT8, variant)
         depth = -(-weight.in_size // _STEP) * _STEP
         stride = depth if depth // 64 % 2 else depth + 64  # rows on different sets of the cache
         self._sizes = stride, 4096 + (_PAIR * depth if bits == "int4" else 0)
         self._threads = 1 if weight.in_size * weight.out_size < _PARALLEL_FROM else 1 << 16
         self._width = weight.out_size // 2 if gated else weight.out_size
         factors = weight.factors
-        self._fixed = (
-            weight.out_size, weight.weights.data_ptr(), weight.scales.data_ptr(),
-            weight.added.data_ptr(), 0 if self._bias is None else self._bias.data_ptr(),
-            0 if factors is None else factors.data_ptr(),
-            0 if factors is None else factors.shape[1], weight.group,
+        self._pack = abi.GEMM_INT8.packer(
+            in_size=weight.in_size, out_size=weight.out_size, weights=address(weight.weights),
+            scales=address(weight.scales), added=address(weight.added),
+            bias=0 if self._bias is None else address(self._bias),
+            factors=0 if factors is None else address(factors),
+            num_groups=0 if factors is None else factors.shape[1], group=weight.group,
+            q_stride=stride, scratch_size=self._sizes[1],
         )  # fmt: skip
 
     def gated(self) -> "QuantizedWeight | None":
@@ -157,9 +157,9 @@ class QuantizedWeight:
         rows, (stride, scratch) = x.shape[0], self._sizes
         out, threads = empty((rows, self._width), self._dtype), openmp.threads()
         q, s, spare = self._room.places(rows, stride, scratch * threads)
-        arguments = _pack_call(
-            0, 0, rows, 0, 0, x.data_ptr(), x.stride(0) * x.element_size(), self._weight.in_size,
-            out.data_ptr(), *self._fixed, q, stride, s, spare, scratch,
+        arguments = self._pack(
+            rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out),
+            q=q, s=s, scratch=spare,
         )  # fmt: skip
         self._kernel.run(arguments, min(threads, self._threads))
         return out

@@ -11,6 +11,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import (
     F32,
     I8,
@@ -36,9 +37,7 @@ from octavo.kernels.cpu.simd import (
     vsub,
 )  # fmt: skip
 
-# Byte offsets of the arguments, after the counter and a slot that is not used: BLOCKS to decode,
-# CHUNK of them taken at a time, the addresses of the stored blocks and of the values.
-BLOCKS, CHUNK, RAW, OUT = range(16, 48, 8)
+_CALL = abi.GGUF_DECODE.offset
 
 _VB = ir.VectorType(I8, LANES)
 _FOUR = types.int64, types.int64, types.int64, types.int64
@@ -112,8 +111,8 @@ def decode(variant: str) -> Any:
 
     @jit
     def work(a):
-        blocks, chunk = geti(a + BLOCKS), geti(a + CHUNK)
-        raw, out = geti(a + RAW), geti(a + OUT)
+        blocks, chunk = geti(a + _CALL.blocks), geti(a + _CALL.chunk)
+        raw, out = geti(a + _CALL.raw), geti(a + _CALL.out)
         first = take(a) * chunk
         while first < blocks:
             for index in range(first, min(first + chunk, blocks)):

@@ -1,13 +1,12 @@
 """The calls of the compiled GGUF block decoders. Free of Numba."""
 
-import struct
-
 import torch
 
-from octavo.kernels.cpu.kernel import kernel
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.kernel import address, kernel
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_pack = struct.Struct("<6q").pack  # the slots of `gguf`
+_pack = abi.GGUF_DECODE.packer()
 
 
 def decode(name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
@@ -17,6 +16,6 @@ def decode(name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
     """
     if out.device.type != "cpu" or out.dtype not in _NAMES:
         return False
-    arguments = _pack(0, 0, count, count, raw.data_ptr(), out.data_ptr())
-    kernel("gguf:decode", f"{name}-{_NAMES[out.dtype]}").run(arguments)
+    arguments = _pack(blocks=count, chunk=count, raw=address(raw), out=address(out))
+    kernel(abi.GGUF_DECODE, f"{name}-{_NAMES[out.dtype]}").run(arguments)
     return True

@@ -7,27 +7,17 @@ of all calls, and run the list (`program`).
 """
 
 import ctypes
-import struct
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu.arguments import Kind
 from octavo.kernels.cpu.kernel import Kernel, Recording, kernel
 
-_pack = struct.Struct(abi.PROGRAM_FORMAT).pack
+_pack = abi.PROGRAM.packer()
 _ALIGN = 64
-# Byte offsets of the number of rows and of the rows taken at a time, by kernel.
-_ROWS = {
-    "rms_norm": (abi.ROWS, abi.CHUNK),
-    "rope_write": (abi.ROWS, abi.CHUNK),
-    "activation": (abi.ROWS, abi.CHUNK),
-    "linear": (abi.L_ROWS, 0),
-    "product": (abi.ROWS, 0),
-}
-_STEP_AT = struct.calcsize(abi.CALL_FORMAT) // 8  # first word of attention's step
 _FEW = 8  # rows that one thread takes before another has started
 
 Words = NDArray[np.int64]
@@ -35,24 +25,17 @@ Words = NDArray[np.int64]
 
 def program() -> Kernel:
     """The kernel that calls the others."""
-    return kernel("program:program")
+    return kernel(abi.PROGRAM)
 
 
 class Graph:
     """The calls of `recording`, in which `rows` rows went from `given` to `result` [rows, H].
 
-    positions, slots: the addresses of the step's own that were used. Raises ValueError if the
-    calls are not all of kernels whose arguments are known.
+    What else changes from step to step lies in memory that the calls read, at the addresses that
+    they were recorded with. Raises ValueError if a call is of a kernel of undeclared arguments.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        given: torch.Tensor,
-        result: torch.Tensor,
-        positions: int,
-        slots: int,
-    ) -> None:
+    def __init__(self, recording: Recording, given: torch.Tensor, result: torch.Tensor) -> None:
         self._kernel = program()
         self._threads = openmp.threads()
         self.rows = given.shape[0]
@@ -60,9 +43,7 @@ class Graph:
         calls = [np.frombuffer(arguments, np.int64) for _, arguments in recording.calls]
         self._template = np.concatenate(calls)
         begins = np.cumsum([0, *map(len, calls)])
-        self._find_numbers([called for called, _ in recording.calls], begins)
-        self._positions = np.flatnonzero(self._template == positions)
-        self._slots = np.flatnonzero(self._template == slots)
+        self._find_fields([called for called, _ in recording.calls], begins)
         self._place(buffers, begins, result)
         self._work = np.empty_like(self._template)
         addresses = self._work.ctypes.data + 8 * begins[:-1]
@@ -71,46 +52,29 @@ class Graph:
         libc = ctypes.CDLL(None)
         self._yield = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value or 0
 
-    def replay(
-        self, rows: int, positions: int, slots: int, steps: Mapping[bytes, bytes]
-    ) -> torch.Tensor:
-        """Run on the first `rows` rows of `given`; their results, valid until the next replay.
-
-        steps: what attention's step arguments were in the recording -> what they are now.
-        """
+    def replay(self, rows: int) -> torch.Tensor:
+        """Run on the first `rows` rows of `given`; their results, valid until the next replay."""
         words = self._work
         words[:] = self._template
         words[self._rows] = rows
         shared = self._threads > 1 and rows > _FEW
         words[self._chunks] = max(1, rows // (4 * self._threads)) if shared else rows
-        words[self._positions], words[self._slots] = positions, slots
-        for recorded, now in steps.items():
-            words[self._steps[recorded]] = np.frombuffer(now, np.int64)
         arguments = _pack(
-            0, 0, self._threads, len(self._kernels), self._kernels.ctypes.data, self._yield
-        )
+            team=self._threads, count=len(self._kernels), kernels=self._kernels.ctypes.data,
+            sched_yield=self._yield,
+        )  # fmt: skip
         self._kernel.run(arguments, self._threads)
         return self.result[:rows]
 
-    def _find_numbers(self, kernels: list[Kernel], begins: Words) -> None:
-        """Where the arguments hold what changes from step to step."""
-        rows: list[int] = []
-        chunks: list[int] = []
-        steps: dict[bytes, list[Words]] = {}
-        for one, begin, end in zip(kernels, begins, begins[1:], strict=False):
-            name = one.where.partition(":")[2]
-            if name == "attention":
-                key = self._template[begin + _STEP_AT : end].tobytes()
-                steps.setdefault(key, []).append(np.arange(begin + _STEP_AT, end))
-                continue
-            if name not in _ROWS:
-                raise ValueError(f"a call of {name!r} cannot be replayed")
-            at, chunk = _ROWS[name]
-            rows.append(begin + at // 8)
-            if chunk:
-                chunks.append(begin + chunk // 8)
-        self._rows, self._chunks = np.array(rows), np.array(chunks)
-        self._steps = {key: np.stack(places) for key, places in steps.items()}
+    def _find_fields(self, kernels: list[Kernel], begins: Words) -> None:
+        """The words of all arguments that hold rows, rows at a time, or an address."""
+        found: dict[Kind, list[int]] = {Kind.ROWS: [], Kind.CHUNK: [], Kind.POINTER: []}
+        for called, begin in zip(kernels, begins.tolist(), strict=False):
+            if called.arguments is None:
+                raise ValueError(f"{called.where} has no declared arguments")
+            for kind, words in found.items():
+                words += [begin + word for word in called.arguments.words_of(kind)]
+        self._rows, self._chunks, self._pointers = (np.array(w, np.int64) for w in found.values())
         if not (self._template[self._rows] == self.rows).all():
             raise ValueError("the recorded calls have different numbers of rows")
 
@@ -119,10 +83,11 @@ class Graph:
         order = sorted(buffers, key=lambda buffer: buffer.data_ptr())
         starts = np.array([buffer.data_ptr() for buffer in order])
         sizes = np.array([buffer.numel() * buffer.element_size() for buffer in order])
-        which = np.searchsorted(starts, self._template, side="right") - 1
-        inside = (which >= 0) & (self._template < (starts + sizes)[which])
-        places = np.flatnonzero(inside)
-        owner, call = which[places], np.searchsorted(begins, places, side="right") - 1
+        addresses = self._template[self._pointers]
+        which = np.searchsorted(starts, addresses, side="right") - 1
+        inside = (which >= 0) & (addresses < (starts + sizes)[which])
+        places, owner = self._pointers[inside], which[inside]
+        call = np.searchsorted(begins, places, side="right") - 1
         first = np.full(len(order), len(begins))
         last = np.full(len(order), -1)
         np.minimum.at(first, owner, call)

@@ -12,15 +12,16 @@ import importlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from octavo.kernels.cpu import object_cache, openmp
+from octavo.kernels.cpu.arguments import Address, Arguments
 
 _PACKAGE = "octavo.kernels.cpu"
 
@@ -62,13 +63,21 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-class Kernel:
-    """One compiled entry point, loaded or compiled when first called (see `kernel`)."""
+# The address of a tensor's memory: torch.Tensor.data_ptr itself, with a type.
+address = cast("Callable[[torch.Tensor], Address]", torch.Tensor.data_ptr)
 
-    def __init__(self, where: str, variant: str = "") -> None:
-        self.where, self.variant = where, variant
+
+class Kernel:
+    """One compiled entry point, loaded or compiled when first called (see `kernel`).
+
+    where: "module:maker", a function of a module of this package that returns the Python kernel
+    for a variant. arguments: how its arguments lie; None for a kernel that no step captures.
+    """
+
+    def __init__(self, where: str, variant: str = "", arguments: Arguments | None = None) -> None:
+        self.where, self.variant, self.arguments = where, variant, arguments
         self._lock = threading.Lock()
-        self._address = 0
+        self._address = Address(0)
         self._direct: Any = None
         self._compiler: subprocess.Popen[bytes] | None = None  # another process compiles it
 
@@ -87,7 +96,7 @@ class Kernel:
             openmp.team().run(self._address, arguments, threads)
 
     @property
-    def address(self) -> int:
+    def address(self) -> Address:
         """Of the C function."""
         self.load()
         return self._address
@@ -144,7 +153,6 @@ class Kernel:
 
 
 @cache
-def kernel(where: str, variant: str = "") -> Kernel:
-    """The kernel `variant` of "module:maker", a function of a module of this package that
-    returns the Python kernel for a variant. One object for each, so that it is loaded once."""
-    return Kernel(where, variant)
+def kernel(arguments: Arguments, variant: str = "") -> Kernel:
+    """The kernel that takes `arguments`, in one of its variants; one object for each."""
+    return Kernel(arguments.kernel, variant, arguments)

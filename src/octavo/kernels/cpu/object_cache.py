@@ -19,6 +19,7 @@ from typing import Any
 
 from octavo import log
 from octavo.kernels.cpu import target
+from octavo.kernels.cpu.arguments import Address
 
 _logger = log.get_logger(__name__)
 _PACKAGE = "octavo.kernels.cpu"
@@ -60,7 +61,7 @@ def store(file: Path, content: bytes) -> None:
         _logger.warning("compiled kernels are not kept for the next start: %s", error)
 
 
-def link(code: bytes, name: str) -> int:
+def link(code: bytes, name: str) -> Address:
     """Load object code into this process; returns the address of function `name`."""
     import llvmlite.binding as llvm
 
@@ -68,7 +69,7 @@ def link(code: bytes, name: str) -> int:
     engine = _engine()
     engine.add_object_file(file)
     engine.finalize_object()
-    return int(engine.get_function_address(name))
+    return Address(engine.get_function_address(name))
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from octavo import log
+from octavo.kernels.cpu.arguments import Address
 
 _logger = log.get_logger(__name__)
 
@@ -41,7 +42,7 @@ class Team:
         most = self._gomp.omp_get_thread_limit()
         return not self._gomp.omp_get_dynamic() and bool(threads <= most)
 
-    def run(self, address: int, arguments: bytes, threads: int) -> None:
+    def run(self, address: Address, arguments: bytes, threads: int) -> None:
         """Run the function at `address` once on each of `threads` threads, and wait."""
         if self._fork is not None:
             self._fork(address, arguments, threads, 0)

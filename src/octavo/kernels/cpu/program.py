@@ -9,9 +9,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu import abi as at
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import FEATURES, I32, I64, call, geti, jit, op, pointer, take
 
+_CALL = abi.PROGRAM.offset
 _SPINS = 2000  # of some 50 ns each before the processor is offered to others
 
 
@@ -37,7 +38,7 @@ def _seen(b, address):
 
 
 def program() -> Any:
-    """The kernel; arguments: see P_ in `abi`."""
+    """The kernel; arguments: `abi.PROGRAM`."""
 
     @jit
     def wait(a, count):
@@ -46,12 +47,12 @@ def program() -> Any:
         while _seen(a) < count:
             spins += 1
             if spins > _SPINS:
-                _yield(geti(a + at.P_YIELD))
+                _yield(geti(a + _CALL.sched_yield))
 
     @jit
     def work(a):
-        kernels, team = geti(a + at.P_KERNELS), geti(a + at.P_TEAM)
-        for i in range(geti(a + at.P_COUNT)):
+        kernels, team = geti(a + _CALL.kernels), geti(a + _CALL.team)
+        for i in range(geti(a + _CALL.count)):
             _invoke(geti(kernels + 16 * i), geti(kernels + 16 * i + 8))
             take(a)
             wait(a, (i + 1) * team)

@@ -33,6 +33,8 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.abi import EMPTY, NOT_FINITE, OK
 from octavo.kernels.cpu.simd import getd, geti, seti, take
 
+_CALL, _ITEM = abi.DRAW.offset, abi.SAMPLING_ITEM.offset
+_ITEM_BYTES = abi.SAMPLING_ITEM.nbytes
 _PIECE = abi.PIECE
 # A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.
 _FEW = 128
@@ -466,9 +468,9 @@ def _by_items(one: Any) -> Any:
 
     @jit
     def work(a):
-        size = geti(a + abi.S_VOCAB)
+        size = geti(a + _CALL.vocab)
         pieces, most = (size + _PIECE - 1) // _PIECE, size + 1
-        mine = geti(a + abi.S_SCRATCH) + take(a + abi.S_THREAD) * geti(a + abi.S_SCRATCH_SIZE)
+        mine = geti(a + _CALL.scratch) + take(a + _CALL.thread) * geti(a + _CALL.scratch_size)
         lists = mine + 4 * pieces
         wide = lists + 12 * most
         room = (
@@ -477,10 +479,10 @@ def _by_items(one: Any) -> Any:
             _ints(lists + 4 * most, most),
             _floats(lists + 8 * most, most),
         )
-        count, items = geti(a + abi.S_COUNT), geti(a + abi.S_ITEMS)
+        count, items = geti(a + _CALL.count), geti(a + _CALL.items)
         number = take(a)
         while number < count:
-            one(a, items + number * abi.S_ITEM_BYTES, number, room, wide)
+            one(a, items + number * _ITEM_BYTES, number, room, wide)
             number = take(a)
 
     def kernel(a: int) -> None:
@@ -492,8 +494,8 @@ def _by_items(one: Any) -> Any:
 @jit
 def _row_at(a, item):
     """The address of an item's logits."""
-    row = geti(item + abi.S_ROW) * geti(a + abi.S_VOCAB)
-    return geti(a + abi.S_LOGITS) + row * geti(a + abi.S_LOGIT_BYTES)
+    row = geti(item + _ITEM.row) * geti(a + _CALL.vocab)
+    return geti(a + _CALL.logits) + row * geti(a + _CALL.logit_bytes)
 
 
 @jit
@@ -546,8 +548,8 @@ def _bf16_argmax(row):
 
 @jit
 def _draw_item(a, item, number, room, wide):
-    size, itemsize = geti(a + abi.S_VOCAB), geti(a + abi.S_LOGIT_BYTES)
-    address, temperature = _row_at(a, item), getd(item + abi.S_TEMPERATURE)
+    size, itemsize = geti(a + _CALL.vocab), geti(a + _CALL.logit_bytes)
+    address, temperature = _row_at(a, item), getd(item + _ITEM.temperature)
     if itemsize == 2 and temperature == 0.0:
         status, token = _bf16_argmax(_shorts(address, size))
     else:
@@ -555,13 +557,13 @@ def _draw_item(a, item, number, room, wide):
             _floats(_widened(address, size, itemsize, wide), size),
             room,
             temperature,
-            geti(item + abi.S_TOP_K),
-            getd(item + abi.S_TOP_P),
-            getd(item + abi.S_MIN_P),
-            _state(geti(item + abi.S_SEED), geti(item + abi.S_INDEX), geti(item + abi.S_POSITION)),
+            geti(item + _ITEM.top_k),
+            getd(item + _ITEM.top_p),
+            getd(item + _ITEM.min_p),
+            _state(geti(item + _ITEM.seed), geti(item + _ITEM.index), geti(item + _ITEM.position)),
         )
-    seti(item + abi.S_STATUS, status)
-    seti(item + abi.S_TOKEN, token)
+    seti(item + _ITEM.status, status)
+    seti(item + _ITEM.token, token)
 
 
 def draw() -> Any:
@@ -600,18 +602,18 @@ def _logprobs(row, room, token, k, ids, values):
 
 @jit
 def _logprob_item(a, item, number, room, wide):
-    size, most = geti(a + abi.S_VOCAB), geti(a + abi.S_OUT_SIZE)
-    address = _widened(_row_at(a, item), size, geti(a + abi.S_LOGIT_BYTES), wide)
+    size, most = geti(a + _CALL.vocab), geti(a + _CALL.out_size)
+    address = _widened(_row_at(a, item), size, geti(a + _CALL.logit_bytes), wide)
     status, rank = _logprobs(
         _floats(address, size),
         room,
-        geti(item + abi.S_TOKEN),
-        geti(item + abi.S_TOP_K),
-        _longs(geti(a + abi.S_OUT_IDS) + number * most * 8, most),
-        _doubles(geti(a + abi.S_OUT_VALUES) + number * most * 8, most),
+        geti(item + _ITEM.token),
+        geti(item + _ITEM.top_k),
+        _longs(geti(a + _CALL.out_ids) + number * most * 8, most),
+        _doubles(geti(a + _CALL.out_values) + number * most * 8, most),
     )
-    seti(item + abi.S_STATUS, status)
-    seti(item + abi.S_RANK, rank)
+    seti(item + _ITEM.status, status)
+    seti(item + _ITEM.rank, rank)
 
 
 def logprobs() -> Any:

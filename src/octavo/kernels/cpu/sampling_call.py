@@ -3,15 +3,13 @@
 Free of Numba. What is drawn and how ties are broken is said in `sampling`.
 """
 
-import struct
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu import abi, openmp
 from octavo.kernels.cpu.abi import PIECE
-from octavo.kernels.cpu.kernel import Kernel, kernel
+from octavo.kernels.cpu.kernel import Kernel, address, kernel
 from octavo.kernels.sampling import EMPTY, ITEM, NOT_FINITE, OK, Items
 
 __all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "logprobs"]
@@ -20,7 +18,8 @@ __all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "log
 # wake others a few us; on a busy machine they may come milliseconds late.
 _SHARED_FROM = 2**17
 
-_pack = struct.Struct(abi.SAMPLING_FORMAT).pack
+_KERNELS = {"draw": abi.DRAW, "logprobs": abi.LOGPROBS}
+_PACKERS = {name: declared.packer() for name, declared in _KERNELS.items()}
 
 
 def draw(logits: torch.Tensor, items: Items) -> None:
@@ -46,7 +45,7 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
 
 def kernels() -> list[Kernel]:
     """All there are here; to load one takes seconds the first time on a machine."""
-    return [kernel(f"sampling:{name}") for name in ("draw", "logprobs")]
+    return [kernel(declared) for declared in _KERNELS.values()]
 
 
 def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
@@ -59,8 +58,10 @@ def _run(name: str, logits: torch.Tensor, items: Items, *out: int) -> None:
     # tops [pieces], keys, ids, weights, a row [V + 1 each], 4 bytes all: touched as far as needed.
     size = (4 * (vocab // PIECE + 1 + 4 * (vocab + 1)) + 63) // 64 * 64
     scratch = torch.empty(size * threads, dtype=torch.uint8)
-    arguments = _pack(
-        0, 0, count, items.ctypes.data, logits.data_ptr(), vocab, scratch.data_ptr(), size,
-        *(out or (0, 0, 0)), logits.itemsize,
+    ids, values, most = out or (0, 0, 0)
+    arguments = _PACKERS[name](
+        count=count, items=items.ctypes.data, logits=address(logits), vocab=vocab,
+        scratch=address(scratch), scratch_size=size, out_ids=ids, out_values=values,
+        out_size=most, logit_bytes=logits.itemsize,
     )  # fmt: skip
-    kernel(f"sampling:{name}").run(arguments, threads)
+    kernel(_KERNELS[name]).run(arguments, threads)
