@@ -81,7 +81,10 @@ def sampled(index=0, **params):
     return SampleSpec(SamplingParams(**params), seed=index, index=index, position=0)
 
 
-def row(name, tokens, blocks, start=0, samples=(sampled(),), **more):
+GREEDY = sampled()
+
+
+def row(name, tokens, blocks, start=0, samples=(GREEDY,), **more):
     return PlanRow(name, tuple(tokens), start, tuple(blocks), tuple(samples), **more)
 
 
