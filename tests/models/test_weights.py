@@ -1,0 +1,144 @@
+"""Parameters from stored tensors: the architecture says which are products, of any number of
+dimensions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.quant import packers
+
+from octavo.checkpoint.base import Checkpoint, StoredTensor, TensorFormat
+from octavo.checkpoint.safetensors import SAFETENSORS
+from octavo.errors import CheckpointError
+from octavo.models.weights import Weights
+from octavo.quant.awq import Awq
+from octavo.quant.base import INT4, NONE, Codes, StoredPart
+from octavo.quant.gptq import Gptq
+
+HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
+NAMES = {torch.float32: "F32", torch.int32: "I32", torch.int64: "I64", torch.uint8: "U8",
+         torch.float16: "F16"}  # fmt: skip
+
+
+def stored(tensor: torch.Tensor) -> StoredTensor:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    form = TensorFormat(NAMES[tensor.dtype], 1, tensor.dtype.itemsize, dtype)
+    return StoredTensor(Path("a file"), tuple(tensor.shape), form, tensor.contiguous)
+
+
+def weights(
+    shapes: dict[str, tuple[int, ...]], products: set[str], quantization: Any, **tensors: Any
+) -> Weights:
+    """Of an architecture with these parameters; "." in a tensor's name is "__" here."""
+    architecture: Any = SimpleNamespace(
+        HEAD=HEAD,
+        EMBEDDING=EMBEDDING,
+        parameter_shapes=lambda spec: shapes,
+        product_weights=lambda spec: frozenset(products),
+        parameter_name=lambda spec, name: name,
+    )
+    spec: Any = SimpleNamespace(tie_embeddings=True, quantization=quantization)
+    held = {name.replace("__", "."): stored(tensor) for name, tensor in tensors.items()}
+    checkpoint = Checkpoint(Path("a"), (Path("a file"),), SAFETENSORS, held, {})
+    return Weights(spec, architecture, checkpoint, "cpu", torch.float32)
+
+
+def experts(parts_of: Any, **options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Three matrices as a stack of each part, and their values [3 * N, K]."""
+    made = [parts_of(seed=seed, **options) for seed in range(3)]
+    parts = {f"experts__{name}": torch.stack([p[name] for p, _ in made]) for name in made[0][0]}
+    return parts, torch.cat([values for _, values in made])
+
+
+SHAPE = (3, packers.N, packers.K)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "parts_of"),
+    [(Awq(4, 32), packers.awq_parts), (Gptq(4, 32), packers.gptq_parts)],
+)
+def test_a_quantized_stack_of_matrices_is_codes_row_by_row(
+    quantization: Any, parts_of: Any
+) -> None:
+    parts, values = experts(parts_of)
+    found = weights({"experts.weight": SHAPE}, {"experts.weight"}, quantization, **parts)
+    codes = found.matrix(INT4, "experts.weight")
+    assert isinstance(codes, Codes)
+    torch.testing.assert_close(codes.values(), values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_quantized_stack_that_no_kernel_computes_on_is_values() -> None:
+    order = torch.randperm(packers.K, generator=torch.Generator().manual_seed(1)) % 3
+    parts, values = experts(packers.gptq_parts, order=order)
+    quantization = Gptq(4, 32, any_order=True)
+    found = weights({"experts.weight": SHAPE}, {"experts.weight"}, quantization, **parts)
+    torch.testing.assert_close(found.matrix(NONE, "experts.weight"), values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stack_of_floats_is_one_matrix() -> None:
+    values = torch.randn(3, 4, 8)
+    found = weights({"experts.weight": (3, 4, 8)}, {"experts.weight"}, None, experts__weight=values)
+    assert torch.equal(found.matrix(NONE, "experts.weight"), values.view(12, 8))
+
+
+def test_a_stack_with_a_part_of_another_shape_is_named() -> None:
+    parts, _ = experts(packers.awq_parts)
+    parts["experts__scales"] = parts["experts__scales"][:2]
+    with pytest.raises(CheckpointError, match=r"experts\.scales' has the shape \(2, 3, 16\), not"):
+        weights({"experts.weight": SHAPE}, {"experts.weight"}, Awq(4, 32), **parts)
+
+
+def test_two_dimensions_do_not_make_a_product() -> None:
+    """What the architecture does not call a product is never looked for in parts."""
+    parts, _ = packers.awq_parts()
+    tensors = {f"table__{name}": part for name, part in parts.items()}
+    with pytest.raises(
+        CheckpointError, match=r"missing: table\.weight; unexpected: table\.qweight"
+    ):
+        weights({"table.weight": (packers.N, packers.K)}, set(), Awq(4, 32), **tensors)
+
+
+def test_integers_are_read_as_integers_that_can_hold_them() -> None:
+    parts, _ = packers.awq_parts()
+    tensors = {f"a__{name}": part for name, part in parts.items()}
+    tensors["a__qzeros"] = parts["qzeros"].long()
+    with pytest.raises(CheckpointError, match=r"'a\.qzeros' has the type I64"):
+        weights({"a.weight": (packers.N, packers.K)}, {"a.weight"}, Awq(4, 32), **tensors)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A format one of whose parts is called "weight", too."""
+
+    METHOD = "scaled"
+    computed_as = NONE
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, StoredPart]:
+        return {
+            "weight": StoredPart(shape, torch.uint8),
+            "weight_scale": StoredPart((shape[0], 1), torch.float32),
+        }
+
+    def decode(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        return parts["weight"].float() * parts["weight_scale"]
+
+
+def test_a_part_may_have_the_name_of_the_weight() -> None:
+    shapes = {"a.weight": (2, 3), "b.weight": (2, 3)}
+    whole, scale, plain = (
+        torch.arange(6, dtype=torch.uint8).view(2, 3),
+        torch.rand(2, 1),
+        torch.rand(2, 3),
+    )
+    found = weights(
+        shapes, set(shapes), Scaled(), a__weight=whole, a__weight_scale=scale, b__weight=plain
+    )
+    assert torch.equal(
+        found.matrix(NONE, "a.weight", "b.weight"), torch.cat([whole * scale, plain])
+    )
+    with pytest.raises(CheckpointError, match=r"'b\.weight' has the type U8"):
+        weights(shapes, set(shapes), Scaled(), a__weight=whole, a__weight_scale=scale,
+                b__weight=whole)  # fmt: skip
