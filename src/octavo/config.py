@@ -38,9 +38,9 @@ class EngineConfig:
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip
     device: str = _option("auto", "where to compute", names=devices.names)
-    quantization: str | None = _option(None, "weights as integers: int8 or int4")
+    quantization: str | None = _option(None, "weight quantization: int8 or int4")
     quantization_override: str | None = _option(
-        None, "other methods for parts, such as lm_head=none,layers.0.*=int8"
+        None, "quantization of single parts, such as lm_head=none,layers.0.*=int8"
     )
     kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto follows dtype, int8 and "
                                       "fp8 take half of bfloat16's memory")  # fmt: skip
@@ -60,12 +60,14 @@ class EngineConfig:
         None, "folder on a disk for swapped KV, where host memory is scarce (CPU: default memory)"
     )
     preemption_mode: PreemptionMode = _option(
-        "auto", "what becomes of a preempted request's KV; auto takes what is expected quicker"
+        "auto", "on preemption: swap the KV, recompute it, or whichever is estimated cheaper"
     )
     enable_prefix_caching: bool = _option(True, "reuse the KV of equal prompt prefixes")
-    enforce_eager: bool = _option(False, "no captured steps: every op is called by itself")
+    enforce_eager: bool = _option(False, "disable graph capture")
     deterministic: bool = _option(
-        False, "the same bits for a request in any company, where the fastest product differs"
+        False,
+        "batch-invariant: bitwise equal results whatever else is in the batch, even where a "
+        "faster GEMM is not",
     )
     scheduler: str = _option("fifo", "scheduling policy by name")
     max_waiting: int | None = _option(
@@ -80,7 +82,7 @@ class EngineConfig:
     chat_template: str | None = _option(None, "file with a chat template, if not the model's")
     load_progress: bool = _option(True, "show progress while loading")
     huge_pages: bool = _option(
-        True, "put weights and KV into memory pages of 2 MiB; changes the allocator of this process"
+        True, "CPU: weights and KV in memory pages of 2 MiB; changes the allocator of this process"
     )
 
     def __post_init__(self) -> None:

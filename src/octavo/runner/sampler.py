@@ -3,8 +3,8 @@
 The order of processors: allowed ids and bad words, logit bias, repetition penalty, frequency and
 presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
 Log-probabilities are those of the logits as they came, before all of that. How ties are broken
-and where random numbers come from is said in `kernels.cpu.sampling`, which is one device's
-`SamplingKernels`; processors work on copies of rows in host memory.
+and where random numbers come from is said in `kernels.sampling`; the device's kernels draw.
+Penalties, bias and masks are applied here, to copies of rows in host memory.
 
 A row whose logits hold a NaN or +inf, or where nothing is left to draw, gets an error and
 leaves the other rows as they are. A logit of -inf is a token that cannot be drawn.

@@ -3,8 +3,9 @@
 A decode step reads every weight once. In pages of 4 KiB that is a page-table walk for each
 4 KiB, and on a virtual machine each walk is two-dimensional: measured on one, products on
 weights that do not fit the cache ran at 4 GB/s, and at 17 GB/s in huge pages (docs/log.md).
-Linux's usual setting, `madvise`, gives them to who asks; libraries that allocate the weights do
-not ask. Elsewhere, and where the setting is `never`, nothing here has an effect.
+Under Linux's usual setting, `madvise`, a program must request them, and the libraries that
+allocate the weights do not. On other systems, and where the setting is `never`, nothing here has
+an effect. `huge_pages=False` leaves all of it out (decision 13).
 """
 
 import contextlib
@@ -30,9 +31,9 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Have what is allocated inside in huge pages: by the heap, or moved there at the end.
+    """Memory allocated inside is in huge pages: from the heap, or moved there at the end.
 
-    Nothing large must then lie reserved and unwritten, since it would be given memory, too.
+    At the end there must be no large reservation that was never written: it would be backed, too.
     """
     prepare_heap()
     before = list(_private_ranges())
@@ -42,11 +43,11 @@ def loading() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def prepare_heap() -> bool:
-    """Let weights and activations come from one heap of huge pages that is never given back.
+    """Allocate weights and activations from one heap of huge pages that is never trimmed.
 
-    By default glibc maps each large array anew and unmaps it when it is freed: a step would
-    fault in every page of every activation again. Reserves address space, not memory. Once per
-    process; returns whether it was done, which it is on glibc only.
+    By default glibc maps each large array separately and unmaps it when it is freed: a step
+    would fault in every page of every activation again. Reserves address space, not memory. Once
+    per process and for good; returns whether it was done, which it is on glibc only.
     """
     libc = _libc()
     if not hasattr(libc, "gnu_get_libc_version"):
@@ -56,23 +57,23 @@ def prepare_heap() -> bool:
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(_M_TOP_PAD, reserve)
     begin = libc.sbrk(0)
-    held: list[int] = []
-    while libc.sbrk(0) == begin and len(held) < 64:  # until what was free is used up: then it grows
-        held.append(libc.malloc(_LARGEST_FROM_HEAP - 2**12))
+    blocks: list[int] = []
+    while libc.sbrk(0) == begin and len(blocks) < 64:  # until free memory is used up: it grows
+        blocks.append(libc.malloc(_LARGEST_FROM_HEAP - 2**12))
     libc.mallopt(_M_TOP_PAD, 2**24)
     if libc.sbrk(0) > begin:
         _advise(begin, libc.sbrk(0), _MADV_HUGEPAGE)
-    for block in held:
+    for block in blocks:
         libc.free(block)
     return True
 
 
-def collapse(but: Iterable[tuple[int, int]] = ()) -> int:
-    """Move what this process holds in private memory, `but` these ranges; the bytes moved."""
+def collapse(excluded: Iterable[tuple[int, int]] = ()) -> int:
+    """Move the process's private memory outside of `excluded` to huge pages; the bytes moved."""
     if not available():
         return 0
     began, moved = time.perf_counter(), 0
-    for start, end in _without(_private_ranges(), sorted(but)):
+    for start, end in _without(_private_ranges(), sorted(excluded)):
         _advise(start, end, _MADV_HUGEPAGE)
         moved += _advise(start, end, _MADV_COLLAPSE)
     logger.info("%d MiB moved to huge pages in %.2f s", moved >> 20, time.perf_counter() - began)
@@ -80,11 +81,11 @@ def collapse(but: Iterable[tuple[int, int]] = ()) -> int:
 
 
 def _without(
-    ranges: Iterable[tuple[int, int]], but: Sequence[tuple[int, int]]
+    ranges: Iterable[tuple[int, int]], excluded: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """What of each range lies in none of `but`, which are in order."""
+    """The parts of each range that lie outside of all `excluded`, which are sorted."""
     for start, end in ranges:
-        for first, last in but:
+        for first, last in excluded:
             if first < end and last > start:
                 if start < first:
                     yield start, first
@@ -94,14 +95,14 @@ def _without(
 
 
 def request(tensor: torch.Tensor) -> None:
-    """Ask that memory which `tensor` will come to write be given in huge pages."""
+    """Have pages of `tensor` backed by huge pages when they are first written."""
     if available() and tensor.device.type == "cpu" and tensor.numel():
         start = tensor.data_ptr()
         _advise(start, start + tensor.numel() * tensor.element_size(), _MADV_HUGEPAGE)
 
 
 def available() -> bool:
-    """Whether asking has an effect."""
+    """Whether the system grants requests for huge pages."""
     try:
         return "[never]" not in _SETTING.read_text()
     except OSError:
