@@ -1,13 +1,16 @@
 """The decoder against transformers (eager, fp32), for every family and its variants."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.models import toys
 
+from octavo.errors import CheckpointError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import FAMILIES
 
@@ -316,3 +319,78 @@ def test_mdl_07_older_configs(name: str, old_style: dict[str, Any], tmp_path: Pa
     ids = toys.prompt(300)
     found = toys.Paged(toys.load(folder)).step([("a", ids)])[0]
     torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+
+
+def longrope() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(5)
+    short, long = torch.rand(2, 6, generator=generator)
+    return {
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+        "short_factor": (1 + short).tolist(), "long_factor": (2 + 6 * long).tolist(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("longest", [64, 512])
+def test_longrope_is_chosen_by_the_longest_sequence(longest: int, tmp_path: Path) -> None:
+    """transformers chooses by each sequence's length; ours must be one of the two for all."""
+    reference = toys.make(
+        "phi3", head_dim=16, hidden_size=96, original_max_position_embeddings=64,
+        rope_parameters=longrope(),
+    )  # fmt: skip
+    model = toys.load(toys.save(reference, tmp_path), max_model_len=longest)
+    ids = toys.prompt(64 if longest == 64 else 200)
+    found = toys.Paged(model).step([("a", ids)])[0]
+    torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+
+
+WRAPPED = {
+    "gemma3": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+    },
+    "ministral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+    },
+}  # fmt: skip
+# As files of the hub have them, and as transformers 5 names its modules.
+PREFIXES = [("language_model.model.", "language_model.lm_head.", ""),
+            ("model.language_model.", "lm_head.", "model.")]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", WRAPPED)
+@pytest.mark.parametrize("prefixes", PREFIXES)
+def test_the_text_part_of_a_model_with_a_vision_tower(
+    variant: str, prefixes: tuple[str, str, str], tmp_path: Path
+) -> None:
+    family, changes = VARIANTS[variant]
+    reference = toys.make(family, **changes)
+    folder = toys.save(reference, tmp_path)
+    inner, head, outer = prefixes
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**WRAPPED[variant], "text_config": config}))
+    path = folder / "model.safetensors"
+    named = {
+        name.replace("lm_head.", head) if name.startswith("lm_head.")
+        else inner + name.removeprefix("model."): tensor
+        for name, tensor in load_file(path).items()
+    }  # fmt: skip
+    for other in ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.norm"):
+        named[outer + other] = torch.ones(3)
+    save_file(named, path)
+    compare(toys.load(folder), reference, (1, 40), tail=1)
+    save_file({**named, "audio_tower.weight": torch.ones(3)}, path)
+    with pytest.raises(CheckpointError, match=r"unexpected: audio_tower\.weight"):
+        toys.load(folder)
+
+
+def test_rotary_tables_are_shared_by_layers_that_agree(tmp_path: Path) -> None:
+    model = toys.load(toys.save(toys.make("gemma3_text", num_hidden_layers=7), tmp_path))
+    assert len(model._tables) == 2
+
+
+def test_gemma_embeddings_are_scaled_by_a_rounded_root(tmp_path: Path) -> None:
+    folder = toys.save(toys.make("gemma3_text", hidden_size=640, num_attention_heads=4), tmp_path)
+    model = toys.load(folder, torch.bfloat16)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].bfloat16()
+    ids = torch.tensor([3, 7])
+    assert torch.equal(model.embed(ids), table[ids] * 25.25)
+    assert torch.equal(model.embed(ids, out=torch.empty(2, 640).bfloat16()), table[ids] * 25.25)

@@ -169,24 +169,64 @@ def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
     return ids[-count:]
 
 
-GGUF_OUTER = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+# What llama.cpp calls an architecture, where it is not transformers' `model_type`.
+GGUF_ARCHITECTURES = {
+    "mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3",
 }  # fmt: skip
-GGUF_INNER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+PERMUTED = ("llama", "granite", "smollm3", "mistral3")  # those whose converter reorders q and k
 
 
-def gguf_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if module in GGUF_OUTER:
-        return f"{GGUF_OUTER[module]}.{kind}"
-    _, _, layer, inner = module.split(".", 3)
-    return f"blk.{layer}.{GGUF_INNER[inner]}.{kind}"
+def gguf_name(name: str, arch: str, layers: int) -> str:
+    """The name that llama.cpp's converters give a tensor, by the table of their own package."""
+    number = next(n for n, a in gguf.MODEL_ARCH_NAMES.items() if a == arch)
+    found = gguf.get_tensor_name_map(number, layers).get_name(name, (".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def _family_facts(config: Any) -> dict[str, Any]:
+    """The metadata that the converter of one family writes beside those of all."""
+    kind = config.model_type
+    full = config.rope_parameters.get("full_attention", config.rope_parameters)
+    facts: dict[str, Any] = {"rope.freq_base": full["rope_theta"]}
+    if kind in ("gemma2", "gemma3_text", "olmo3", "phi3"):
+        facts["attention.sliding_window"] = config.sliding_window or 0
+    if kind == "olmo3":
+        types = config.layer_types
+        facts["attention.sliding_window_pattern"] = [t == "sliding_attention" for t in types]
+    if kind == "gemma2":
+        facts["attn_logit_softcapping"] = config.attn_logit_softcapping
+        facts["final_logit_softcapping"] = config.final_logit_softcapping
+    if kind == "granite":
+        facts |= {
+            "attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling,
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+        }  # fmt: skip
+    if full["rope_type"] in ("yarn", "linear") and kind in ("olmo3", "ministral3", "gemma3_text"):
+        facts["rope.scaling.type"] = full["rope_type"]
+        facts["rope.scaling.factor"] = full["factor"]
+    if kind == "olmo3" and full["rope_type"] == "yarn":
+        facts["rope.scaling.original_context_length"] = full["original_max_position_embeddings"]
+        facts["rope.scaling.attn_factor"] = full["attention_factor"]
+    if kind == "ministral3":
+        facts |= {
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": full["beta_fast"],
+            "rope.scaling.yarn_beta_slow": full["beta_slow"],
+            "rope.scaling.yarn_log_multiplier": full["mscale_all_dim"],
+            "attention.temperature_scale": full["llama_4_scaling_beta"],
+        }  # fmt: skip
+    if kind == "phi3":
+        head_dim = head_size(config)
+        facts["rope.dimension_count"] = int(head_dim * full["partial_rotary_factor"])
+        facts["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    return facts
+
+
+def head_size(config: Any) -> int:
+    given = getattr(config, "head_dim", None)
+    return int(given or config.hidden_size // config.num_attention_heads)
 
 
 def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
@@ -230,20 +270,20 @@ def write_gguf(
 ) -> Path:
     """Store a toy model as a GGUF of block type `kind`, and give the model the stored values."""
     config = model.config
-    arch = "llama" if config.model_type == "mistral" else config.model_type
+    arch = GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
+    head_dim = head_size(config)
     facts = {
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
+        "attention.key_length": head_dim, "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"], "vocab_size": config.vocab_size,
-        **metadata,
+        "vocab_size": config.vocab_size, **_family_facts(config), **metadata,
     }  # fmt: skip
     for name, value in facts.items():
-        add = {str: writer.add_string, float: writer.add_float32}.get(
+        add = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}.get(
             type(value), writer.add_uint32
         )
         add(f"{arch}.{name}", value)
@@ -254,7 +294,9 @@ def write_gguf(
         if name in drop:
             continue
         values = parameter.detach().numpy()
-        order = heads.get(name.split(".")[-2], 0) if arch == "llama" else 0
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        order = heads.get(name.split(".")[-2], 0) if arch in PERMUTED else 0
         if order:
             values = interleaved(values, order)
         stored, stored_kind = values, gguf.GGMLQuantizationType.F32
@@ -267,7 +309,9 @@ def write_gguf(
             exact = torch.from_numpy(gguf.dequantize(stored, quant).reshape(values.shape))
             with torch.no_grad():
                 parameter.copy_(_plain_order(exact, order) if order else exact)
-        writer.add_tensor(gguf_name(name), stored, raw_dtype=stored_kind)
+        writer.add_tensor(
+            gguf_name(name, arch, config.num_hidden_layers), stored, raw_dtype=stored_kind
+        )
     for name, values in extra.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

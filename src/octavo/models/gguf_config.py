@@ -86,9 +86,7 @@ def _layers(
         raise fields.wrong("attention.value_length", value, f"the head size, {head_dim}")
     count = fields.integer("block_count")
     rope = _rope(family, fields, tensors, head_dim)
-    temperature = None
-    if (beta := fields.maybe_number("attention.temperature_scale")) is not None:
-        temperature = QueryTemperature(beta, rope.original_max_position)
+    temperature = _temperature(fields, rope) if family.temperature else None
     soft_cap = fields.maybe_number("attn_logit_softcapping") if family.soft_caps else None
     return tuple(
         LayerSpec(
@@ -105,6 +103,14 @@ def _layers(
         )
         for layer, window in enumerate(_windows(family, fields, count))
     )
+
+
+def _temperature(fields: Fields, rope: RopeSpec) -> QueryTemperature | None:
+    beta = fields.maybe_number("attention.temperature_scale")
+    if beta is None:
+        return None
+    length = fields.optional("attention.temperature_length") or rope.original_max_position
+    return QueryTemperature(beta, length)
 
 
 def _scale(family: Family, fields: Fields, head_dim: int) -> float:
@@ -183,9 +189,12 @@ def _rope(
         mscale_all_dim=log_multiplier,
         freq_factors=factors,
     )
-    # ggml multiplies yarn's own factor by this one.
     extra = fields.number("rope.scaling.attn_factor", 1.0)
-    return replace(spec, attention_factor=extra * attention_scale(spec)) if extra != 1 else spec
+    if extra == 1:
+        return spec
+    # ggml multiplies yarn's own factor by this one, but some converters store the whole factor.
+    own = 1.0 if family.gguf_whole_factor else attention_scale(spec)
+    return replace(spec, attention_factor=extra * own)
 
 
 def _longrope(

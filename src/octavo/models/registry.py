@@ -40,6 +40,8 @@ class Family:
     fused: safetensors hold q, k and v as one matrix, gate and up as one; GGUF files as well.
     scale: of attention scores. gguf_wide_scale: in a GGUF file, which does not hold it, the
         number of layers of the size whose scale is (hidden_size / heads)^-0.5.
+    gguf_whole_factor: `rope.scaling.attn_factor` of a GGUF file is the factor that the config
+        gives, not one that yarn's own is multiplied by.
     multipliers: `embedding_multiplier`, `residual_multiplier`, `logits_scaling` count (Granite).
     sqrt_embedding: embeddings are multiplied by sqrt(hidden_size) (Gemma).
     soft_caps: `attn_logit_softcapping` and `final_logit_softcapping` count.
@@ -70,6 +72,7 @@ class Family:
     fused: bool = False
     scale: ScaleRule = "head_dim"
     gguf_wide_scale: int = 0
+    gguf_whole_factor: bool = False
     multipliers: bool = False
     sqrt_embedding: bool = False
     soft_caps: bool = False
@@ -255,6 +258,7 @@ FAMILIES: tuple[Family, ...] = (
         window="period",
         window_period=4,
         rope="by window",
+        gguf_whole_factor=True,
         defaults={
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,

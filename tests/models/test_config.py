@@ -111,6 +111,75 @@ def test_mdl_07_values_that_are_not_understood(fields: dict[str, Any], said: str
     assert "config.json" in str(error.value)
 
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*'gelu_pytorch_"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        ("gemma3_text", {"sliding_window": 0}, "sliding_window is 0"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is Tr"),
+        ("gemma3_text", {"rope_parameters": {"linear_attention": {}}}, "rope_parameters"),
+        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_theta is -1"),
+        ("phi3", {"partial_rotary_factor": 0.3, "head_dim": 10}, "partial_rotary_factor is 0.3"),
+        ("phi3", {"rope_scaling": {**LONG, "short_factor": [1.0]}, "head_dim": 8}, "a list of 4"),
+        ("phi3", {"rope_scaling": {**LONG, "long_factor": [0.0] * 4}, "head_dim": 8}, "long_fac"),
+        ("phi3", {"rope_scaling": {"type": "ntk"}}, "rope_type is 'ntk'.*longrope, su"),
+        ("olmo3", {"layer_types": ["full_attention"]}, "layer_types.*4 of"),
+        ("granite", {"residual_multiplier": "0.2"}, "residual_multiplier is '0.2'"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling is 0"),
+        ("granite", {"attention_multiplier": None}, "attention_multiplier is None"),
+        ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers is .1, 1.; it must be at least 4"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    ],
+)
+def test_mdl_07_each_family_refuses_what_it_does_not_know(
+    family: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        spec(family, **fields)
+
+
+def test_gemma_3_of_older_configs() -> None:
+    """`sliding_window_pattern`, `rope_local_base_freq` and a `rope_scaling` of global layers."""
+    found = spec(
+        "gemma3_text", sliding_window_pattern=2, sliding_window=7, rope_theta=5e5,
+        rope_local_base_freq=2e3, rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )  # fmt: skip
+    assert windows(found) == (7, None, 7, None)
+    local, full = found.layers[0].rope, found.layers[1].rope
+    assert local == RopeSpec(2e3)
+    assert full is not None
+    assert (full.theta, full.kind, full.factor) == (5e5, "linear", 8.0)
+
+
+def test_phi3_reads_su_and_yarn_as_longrope() -> None:
+    for name in ("su", "yarn", "longrope"):
+        fields = {**LONG, "type": name}
+        del fields["rope_type"]
+        found = rope(spec("phi3", rope_scaling=fields, head_dim=8, max_position_embeddings=16384))
+        assert (found.kind, found.factor, found.original_max_position) == ("longrope", 4.0, 4096)
+
+
+def test_the_text_part_of_a_wrapper() -> None:
+    text = {"model_type": "gemma3_text", **SIZES}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text,
+              "eos_token_id": [1, 106], "vision_config": {"hidden_size": 3}}  # fmt: skip
+    found = from_config(config)
+    assert (found.family.name, found.hidden_size) == ("gemma3_text", 64)
+    assert found.architecture == "Gemma3ForConditionalGeneration"
+    assert found.eos_token_ids == (1, 106)
+    assert found.wrapper is not None
+    with pytest.raises(CheckpointError, match="text_config is None"):
+        from_config({"model_type": "mistral3"})
+
+
 @pytest.mark.parametrize("types", ["sliding_attention", ["full_attention"], ["chunked"] * 4])
 def test_mdl_11_layer_types_that_do_not_fit(types: Any) -> None:
     with pytest.raises(CheckpointError, match="layer_types"):
