@@ -8,7 +8,7 @@ from tests.models import toys
 
 from octavo.models.decoder import Decoder
 from octavo.models.files import embedded_path
-from octavo.text.loading import load_tokenizer
+from octavo.text.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
