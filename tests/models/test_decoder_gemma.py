@@ -54,6 +54,22 @@ def test_the_description(model: Decoder) -> None:
     assert thetas == ([1e4] * 5 + [1e6]) * 3
 
 
+TEXTS = (
+    *PROMPTS, "  leading", "x      y\n\n\n\n   z", " ", "", "tab\t\t  end  ", "\u2581\u2581 under",
+    "<start_of_turn>user\nhi<end_of_turn>", "a" * 50, "\0\1 \ufffd e\u0301 \ufb01",
+)  # fmt: skip
+
+
+def test_tokens_equal_those_of_transformers() -> None:
+    import transformers
+
+    path = path_of_file()
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ours = load_tokenizer(path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"], text
+
+
 @pytest.mark.parametrize("length", [1, 17, 600])
 def test_logits_equal_transformers_on_the_same_file(
     length: int, reference: Any, model: Decoder

@@ -263,3 +263,17 @@ def test_special_tokens_map_fills_what_the_config_lacks(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": None}))
     named = load_tokenizer(tmp_path).named
     assert named == {"eos_token": "<|eot|>", "bos_token": "<|bos|>"}
+
+
+def test_user_defined_spaces_of_a_gguf_are_found() -> None:
+    """llama.cpp's converter spells the spaces of such pieces as spaces, all others as U+2581."""
+    pieces = {"<unk>": 2, "<s>": 3, "</s>": 3, "  ": 4, "\u2581": 1, "a": 1, "\u2581a": 1}
+    ours = from_metadata({
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(pieces),
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(pieces))],
+        "tokenizer.ggml.token_type": list(pieces.values()),
+        "tokenizer.ggml.add_space_prefix": False,
+    })  # fmt: skip
+    assert ours.encode("a  a a   a", add_special_tokens=False) == [5, 3, 5, 6, 3, 6]
+    assert ours.decode([5, 3, 5, 6, 3, 6]) == "a  a a   a"

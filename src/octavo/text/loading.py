@@ -16,7 +16,16 @@ from tokenizers import AddedToken
 from octavo.checkpoint.gguf import read_gguf_header
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
 from octavo.text.spm_model import read_spm_model
-from octavo.text.vocab import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece, splitter
+from octavo.text.vocab import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    USER_DEFINED,
+    Pieces,
+    byte_level_bpe,
+    sentencepiece,
+    splitter,
+)
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
                 "mask_token")  # fmt: skip
@@ -185,8 +194,13 @@ def _gguf_pieces(
     scores = _listed(path, metadata, "scores", float)
     if len(scores) != len(tokens):
         raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(scores)} scores")
+    # llama.cpp's converter writes the spaces of user-defined pieces as such.
+    texts = [
+        token.replace(" ", SPACE) if kind == USER_DEFINED else token
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
     return Pieces(
-        tokens,
+        texts,
         scores,
         kinds,
         unk_id=ids["unknown"] or 0,
