@@ -15,7 +15,6 @@ from octavo.models.config import load_spec
 from octavo.models.files import resolve
 from octavo.models.registry import FAMILIES, by_gguf_name
 from octavo.models.spec import ModelSpec
-from octavo.models.weights import open_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,7 @@ IN_FILES = {
 
 
 def read(path: Path) -> ModelSpec:
-    return load_spec(open_checkpoint(resolve(str(path))))
+    return load_spec(resolve(str(path)).open())
 
 
 @pytest.mark.parametrize("variant", IN_FILES)
