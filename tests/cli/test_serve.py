@@ -95,7 +95,7 @@ def test_a_wrong_type_is_told_in_code_too():
 def test_a_mistake_does_not_wait_for_the_web_framework():
     code = (
         "import sys; from octavo.cli.main import main; main(['serve', 'm', '--port=70000']);"
-        "print(sorted({'fastapi', 'uvicorn', 'torch', 'zmq'} & set(sys.modules)))"
+        "print(sorted({'starlette', 'uvicorn', 'torch', 'zmq'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

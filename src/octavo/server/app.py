@@ -1,4 +1,4 @@
-"""The application: routes, errors in one shape, and what stands before them.
+"""The application: routes, errors in one shape, and the middleware in front of them.
 
 Routes are thin: each hands the request to a function of its own module.
 """
@@ -6,16 +6,18 @@ Routes are thin: each hands the request to a function of its own module.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo.log import get_logger
 from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
-from octavo.server.document import openapi_document
+from octavo.server.document import docs_page, openapi_document
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.middleware import BodyLimit, KeyGuard
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
@@ -30,7 +32,7 @@ from octavo.server.replies import (
     Version,
 )
 from octavo.server.service import Service
-from octavo.server.sse import log_fault
+from octavo.server.sse import log_fault, to_json
 from octavo.version import __version__
 
 logger = get_logger(__name__)
@@ -66,31 +68,41 @@ async def metrics(service: Service, request: Request) -> Response:
 
 def create_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, whose engine may still be loading."""
-    app = FastAPI(
-        title="Octavo",
-        version=__version__,
-        description="OpenAI-compatible server",
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    routes = [
+    described = [
         *_ROUTES,
         ("GET", "/health", health, None, None),
         ("GET", "/version", version, None, Version),
         ("GET", "/metrics", metrics, None, "text/plain"),
     ]
-    for method, path, handler, _, _ in routes:
-        app.add_api_route(path, _endpoint(handler, service), methods=[method])
     document = openapi_document(
-        [(method, path, body, reply) for method, path, _, body, reply in routes], service.options
+        [(method, path, body, reply) for method, path, _, body, reply in described],
+        service.options,
     )
-    app.add_api_route("/health", _endpoint(health, service), methods=["HEAD"])
-    app.add_exception_handler(HTTPException, _framework_error)
-    app.openapi = lambda: document  # type: ignore[method-assign]
+    routes = [_route(method, path, handler, service) for method, path, handler, _, _ in described]
+    routes += [
+        _route("HEAD", "/health", health, service),
+        Route("/openapi.json", _constant(to_json(document), "application/json")),
+        Route("/docs", _constant(docs_page(service.options.root_path), "text/html")),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
+    app.router.redirect_slashes = False
     return _guarded(app, service)
 
 
-def _guarded(app: FastAPI, service: Service) -> ASGIApp:
+def _route(method: str, path: str, handler: Handler, service: Service) -> Route:
+    route = Route(path, _endpoint(handler, service))
+    route.methods = {method}  # without the HEAD that Starlette adds to each GET
+    return route
+
+
+def _constant(body: bytes | str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return Response(body, media_type=media_type)
+
+    return endpoint
+
+
+def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
     options = service.options
     guarded: ASGIApp = BodyLimit(app, options.max_body_mb)
     guarded = KeyGuard(guarded, options.api_key, options.root_path)
@@ -107,8 +119,8 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
         try:
             return await handler(service, request)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Exception as error:  # noqa: BLE001 - told to the client, and logged
+            return Response(status_code=400)  # never read
+        except Exception as error:  # noqa: BLE001 - answered to the client, and logged
             fault = log_fault(error)
             logger.info(
                 "%s %r refused: %d %s param=%r", request.method, request.url.path[:100],
