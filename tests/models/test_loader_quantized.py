@@ -11,7 +11,10 @@ from tests.models import toys
 from tests.quant import packers
 
 import kit
+from octavo.config import EngineConfig
 from octavo.errors import CheckpointError, ConfigError
+from octavo.kernels.cpu.device import CpuDevice
+from octavo.models.loader import load_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
@@ -105,6 +108,18 @@ def test_groups_in_any_order_are_expanded_and_the_log_says_so(tmp_path, caplog, 
     with caplog.at_level("INFO"):
         model = toys.load(folder)
     assert "expanded: no kernel computes on groups in any order" in caplog.text
+    torch.testing.assert_close(
+        logits(model), logits(toys.load(tmp_path / "plain")), rtol=0, atol=1e-3
+    )
+
+
+def test_a_device_without_integer_products_gets_dequantized_weights(tmp_path):
+    class Plain(CpuDevice):
+        quantization = ()
+
+    config = EngineConfig(model=str(quantized(tmp_path, "awq")), load_progress=False)
+    model = load_model(config, Plain(config), torch.float32)
+    assert "int4" not in model.explain()["linear"]
     torch.testing.assert_close(
         logits(model), logits(toys.load(tmp_path / "plain")), rtol=0, atol=1e-3
     )

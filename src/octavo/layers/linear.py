@@ -37,8 +37,8 @@ class Products(Protocol):
         """The product with `weight` [N, K] and `bias` [N]; `weight` need not be kept.
 
         max_rows: the most rows of a step, if fewer than the model's other products see.
-        method: "none", or "int8" or "int4" for a product of quantized weights. Raises ConfigError
-        for a method that the device does not have.
+        method: "none", or "int8" or "int4" for a product of quantized weights, if the device has
+        it (`models.loader` asks first).
         """
         ...
 

@@ -4,7 +4,7 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 `models.weights` checks and reads, and the architecture builds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -21,17 +21,29 @@ from octavo.models.decoder import Decoder
 from octavo.models.files import resolve
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
-from octavo.quant.base import QuantConfig, quant_config
+from octavo.quant.base import NONE, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
 
 logger = get_logger(__name__)
 
 
 class LoadingDevice(Protocol):
-    """What a model is loaded onto and built with. `torch_device`: as torch calls it."""
+    """What a model is loaded onto and built with."""
 
     @property
-    def torch_device(self) -> str: ...
+    def name(self) -> str:
+        """As `octavo.devices` knows it."""
+        ...
+
+    @property
+    def torch_device(self) -> str:
+        """As torch knows it."""
+        ...
+
+    @property
+    def quantization(self) -> Collection[str]:
+        """Methods (`quant.base.METHODS`) in which `products` multiplies quantized weights."""
+        ...
 
     @property
     def attention_order(self) -> Sequence[str]:
@@ -61,7 +73,7 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     checkpoint = resolve(config.model, config.revision).open()
     spec = load_spec(checkpoint)
     architecture = registry.decoder_class(spec.family)
-    quantization = _quantization(config, spec, architecture.components(spec))
+    quantization = _quantization(config, spec, architecture.components(spec), device)
     window = _window(config, spec)
     backend = attention_registry.create(
         config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
@@ -99,13 +111,25 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     return model
 
 
-def _quantization(config: EngineConfig, spec: ModelSpec, components: Sequence[str]) -> QuantConfig:
-    """What the options and the checkpoint ask for. Raises ConfigError where they disagree."""
+def _quantization(
+    config: EngineConfig, spec: ModelSpec, components: Sequence[str], device: LoadingDevice
+) -> QuantConfig:
+    """What the options and the checkpoint ask for. Raises ConfigError where they disagree, or ask
+    for what the device does not have."""
     stored = spec.quantization
     check_agrees(config.quantization, stored)
     computed = None if stored is None else stored.computed_as
+    if computed not in (None, NONE, *device.quantization):
+        logger.info("device %r has no %s products: weights are dequantized", device.name, computed)
+        computed = NONE
     found = quant_config(config.quantization, config.quantization_override, computed)
     found.check(components)
+    if lacking := sorted(found.methods - {NONE, *device.quantization}):
+        known = ", ".join(device.quantization) or "none"
+        raise ConfigError(
+            f"quantization: device {device.name!r} has no {', '.join(lacking)} products "
+            f"(it has: {known}); leave the option out or choose another device"
+        )
     if stored is not None:
         logger.info("weights: %s", stored.explain())
     return found

@@ -109,6 +109,11 @@ class QuantConfig:
     head: str = NONE
     overrides: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def methods(self) -> frozenset[str]:
+        """Every method that is asked for."""
+        return frozenset((self.default, self.head, *(how for _, how in self.overrides)))
+
     def method(self, component: str) -> str:
         matching = [how for pattern, how in self.overrides if fnmatchcase(component, pattern)]
         return matching[-1] if matching else self.head if component == HEAD else self.default

@@ -25,14 +25,10 @@ from octavo.runner.memory import DeviceMemory
 class Device(LoadingDevice, SamplingKernels, Protocol):
     """One device of an engine.
 
-    Of `LoadingDevice` it has what a model is built with: `torch_device`, `attention_order`,
-    `ops`, `products`, `decode_blocks`; of `SamplingKernels`, `draw` and `logprobs`.
+    Of `LoadingDevice` it has what a model is built with: `name`, `torch_device`,
+    `attention_order`, `quantization`, `ops`, `products`, `decode_blocks`; of `SamplingKernels`,
+    `draw` and `logprobs`.
     """
-
-    @property
-    def name(self) -> str:
-        """As `octavo.devices` knows it."""
-        ...
 
     @property
     def shares_host_memory(self) -> bool:

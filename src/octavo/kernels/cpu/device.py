@@ -14,6 +14,7 @@ from octavo.kernels.cpu.graph import program
 from octavo.kernels.cpu.kernel import Kernel
 from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
+from octavo.kernels.cpu.quantize import INT4, INT8
 from octavo.kernels.dispatch import Ops, reference_ops
 from octavo.kernels.sampling import Items, Logprobs
 
@@ -25,6 +26,7 @@ class CpuDevice:
     torch_device = "cpu"
     shares_host_memory = True
     attention_order: Sequence[str] = ("cpu", "torch")
+    quantization: Sequence[str] = (INT8, INT4)
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages
