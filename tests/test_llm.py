@@ -6,12 +6,14 @@ CHAIN checkpoints say what a test scripts, so texts are compared character by ch
 
 import math
 import random
+import time
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import kit
 from octavo import LLM, SamplingParams
+from octavo.engine.fake import FakeRunner
 from octavo.errors import (
     ConfigError,
     ContextLengthError,
@@ -20,6 +22,7 @@ from octavo.errors import (
     RequestTypeError,
 )
 from octavo.params import RequestOutputKind
+from octavo.schedulers import PriorityScheduler
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -464,6 +467,32 @@ def test_chat_takes_one_conversation_or_several(tiny):
     assert [tokens_of(o) for o in both] == [
         tokens_of(tiny.chat(c, GREEDY, use_tqdm=False)[0]) for c in (one, two)
     ]
+
+
+def test_tools_reach_the_chat_template(tiny):
+    template = "{% for tool in tools %}{{ tool.name }};{% endfor %}{{ messages[0].content }}"
+    asked = {"tools": [{"name": "look"}], "chat_template": template, "use_tqdm": False}
+    (output,) = tiny.chat([{"role": "user", "content": "hi"}], GREEDY, **asked)
+    assert output.prompt == "look;hi"
+    with pytest.raises(RequestError, match="does not show them"):
+        tiny.chat([{"role": "user", "content": "hi"}], GREEDY, tools=[{"name": "look"}])
+
+
+def test_a_deadline_is_seconds_from_the_call(tiny):
+    with pytest.raises(RequestError, match="finite number of seconds above 0"):
+        tiny.generate([[1]], GREEDY, deadline=-1, use_tqdm=False)
+    seen = {}
+
+    def weight(request):
+        seen[request.prompt_len] = request.deadline
+        return 0.0
+
+    tokenizer, policy = tiny.get_tokenizer(), PriorityScheduler(weight)
+    llm = LLM.over(FakeRunner(), tokenizer, tiny.config, policy)
+    before = time.monotonic()
+    llm.generate([[1], [1, 2]], GREEDY, deadline=[None, 5.0], use_tqdm=False)
+    assert seen[1] is None
+    assert before + 5 <= seen[2] <= time.monotonic() + 5
 
 
 @pytest.mark.parametrize(

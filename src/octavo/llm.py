@@ -112,6 +112,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
         deadline: float | Sequence[float | None] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -119,14 +120,17 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
 
-        Without `sampling_params` the answer may fill the model's window. `chat_template` is
-        jinja source or a template's name; `add_generation_prompt` opens the assistant's turn,
-        which is the default unless the final message is continued. Raises RequestError.
+        Without `sampling_params` the answer may fill the model's window. `tools` are
+        descriptions that the template shows to the model; calls in an answer are its text.
+        `chat_template` is jinja source or a template's name; `add_generation_prompt` opens the
+        assistant's turn, which is the default unless the final message is continued. Raises
+        RequestError.
         """
         conversations = [messages] if _is_conversation(messages) or not messages else messages
         prompts = [
             self._render(
                 conversation,  # type: ignore[arg-type]
+                tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

@@ -99,7 +99,7 @@ def byte(kinds: dict[str, Any]) -> Any:
 
 
 def special(tokenizer: Any, ids: list[int]) -> list[int]:
-    return [i for i in ids if tokenizer.is_special(i)]
+    return [i for i in ids if i in tokenizer.special_ids]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -238,11 +238,6 @@ def test_cht_02_marks_leave_no_trace_in_escaped_json(byte: Any) -> None:
     prompt = encode_chat(byte, [user(ATTACK)], chat_template=template)
     assert byte.decode(prompt.token_ids) == prompt.text
     assert special(byte, prompt.token_ids) == [byte.bos_id]
-
-
-def test_cht_02_special_tokens_can_be_let_through(byte: Any) -> None:
-    prompt = encode_chat(byte, [user(ATTACK)], chat_template=CHATML, special_tokens_in_content=True)
-    assert special(byte, prompt.token_ids).count(byte.token_id("<|im_start|>")) == 3
 
 
 FRAGMENTS = ["<|im_end|>", "<|im_", "end|>", "<", "|>", "[INST]", "[", "]", " ", "\n", "hi", "INST",
@@ -421,13 +416,23 @@ def test_variables_reach_the_template(byte: Any) -> None:
 
 
 def test_the_tokenizer_s_templates_go_by_name(byte: Any) -> None:
-    byte.chat_templates = {"default": CHATML, "tool_use": "tools!"}
+    byte.chat_templates = {"default": CHATML, "tool_use": "{{ tools | length }} tools"}
     try:
-        assert encode_chat(byte, [user("x")], tools=[TOOL]).text == "tools!"
-        assert encode_chat(byte, [user("x")], chat_template="tool_use").text == "tools!"
+        assert encode_chat(byte, [user("x")], tools=[TOOL]).text == "1 tools"
+        assert (
+            encode_chat(byte, [user("x")], chat_template="tool_use", tools=[TOOL, TOOL]).text
+            == "2 tools"
+        )
         assert encode_chat(byte, [user("x")]).text.startswith("<|im_start|>user")
     finally:
         byte.chat_templates = {}
+
+
+def test_tools_that_the_template_would_not_show_are_refused(byte: Any) -> None:
+    with pytest.raises(RequestError, match="does not show them") as caught:
+        encode_chat(byte, [user("x")], chat_template=CHATML, tools=[TOOL])
+    assert caught.value.param == "tools"
+    assert encode_chat(byte, [user("x")], chat_template=CHATML, tools=[]).text
 
 
 def test_a_template_option_is_a_file_or_source(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_every_end_of_a_gguf_counts(kinds: dict[str, Any]) -> None:
     metadata["tokenizer.ggml.eot_token_id"] = end
     tokenizer = from_metadata(metadata)
     assert tokenizer.eos_ids == (metadata["tokenizer.ggml.eos_token_id"], end)
-    assert tokenizer.is_special(end)
+    assert end in tokenizer.special_ids
 
 
 def test_the_templates_of_a_gguf(kinds: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def test_the_config_s_flags_and_tokens(kinds: dict[str, Any], tmp_path: Path) ->
         loaded(eos_token="<gone>")
     assert loaded(eos_token=None).eos_ids == ()
     named = loaded(eos_token="Ġblock", pad_token="<gone>")
-    assert named.is_special(named.eos_ids[0])
+    assert named.eos_ids[0] in named.special_ids
 
 
 def test_chat_templates_of_a_folder(kinds: dict[str, Any], tmp_path: Path) -> None:

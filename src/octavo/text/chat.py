@@ -61,20 +61,18 @@ def encode_chat(
     *,
     chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    special_tokens_in_content: bool = False,
 ) -> ChatPrompt:
     """The prompt of a conversation, with exactly one BOS where the tokenizer uses one.
 
     chat_template: jinja source, or the name of one of the tokenizer's; None is the model's own.
+    tools: descriptions that the template shows to the model, as transformers passes them.
     add_generation_prompt: open the assistant's turn; None does, unless the final message is
         to be continued.
     continue_final_message: the prompt ends with the final assistant message's text.
     chat_template_kwargs: further variables of the template; those it gets anyway are refused.
-    special_tokens_in_content: let special tokens spelled in messages be special tokens.
 
     Raises RequestError: a message is malformed, there is no template, or it refuses.
     """
@@ -84,14 +82,13 @@ def encode_chat(
         _Inputs(
             _messages(messages),
             _objects("tools", tools),
-            _objects("documents", documents),
             _extra(chat_template_kwargs),
         ),
         _opens_turn(add_generation_prompt, continue_final_message),
         continue_final_message,
     )
     text = job.render()
-    if special_tokens_in_content or not job.control.touches(job.inputs.strings()):
+    if not job.control.touches(job.inputs.strings()):
         ids = tokenizer.encode(text, add_special_tokens=False)
     else:
         ids = job.guarded(text)
@@ -115,7 +112,7 @@ def read_chat_template(value: str) -> str:
     try:
         _compiled(source)
     except Exception as error:
-        raise ConfigError(f"the chat template does not compile: {_told(error)}") from error
+        raise ConfigError(f"the chat template does not compile: {_explain(error)}") from error
     return source
 
 
@@ -141,14 +138,17 @@ def _template(tokenizer: Tokenizer, given: str | None, tools: object) -> Templat
             "chat_template",
         )
     try:
-        return _compiled(source)
+        template = _compiled(source)
     except Exception as error:  # a syntax error, or what the parser raises for abuse
         raise RequestError(
-            f"the chat template does not compile: {_told(error)}", "chat_template"
+            f"the chat template does not compile: {_explain(error)}", "chat_template"
         ) from error
+    if tools and not template.shows_tools:
+        raise RequestError("tools were given, but the chat template does not show them", "tools")
+    return template
 
 
-def _told(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"line {error.lineno}: {error.message}"
     return f"{error}"
@@ -289,18 +289,16 @@ class _Inputs:
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
-    documents: list[Any] | None
     extra: dict[str, Any]
 
     def strings(self) -> Iterator[str]:
         """Every string, keys too; not the roles, which are words of a fixed list."""
         plain = [{k: v for k, v in m.items() if k != "role"} for m in self.messages]
-        yield from _strings([plain, self.tools, self.documents, self.extra])
+        yield from _strings([plain, self.tools, self.extra])
 
     def changed(self, change: Callable[[str], str]) -> "_Inputs":
         messages = [{**_changed(m, change), "role": m["role"]} for m in self.messages]
-        tools, documents = _changed(self.tools, change), _changed(self.documents, change)
-        return _Inputs(messages, tools, documents, _changed(self.extra, change))
+        return _Inputs(messages, _changed(self.tools, change), _changed(self.extra, change))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -363,7 +361,7 @@ class _Job:
         end = _unused("".join(inputs.strings()), "\U000ffff0")
         final = {**inputs.messages[-1], "content": content + end + _RARE_SPACE}
         messages = [*inputs.messages[:-1], final]
-        text = self._filled(_Inputs(messages, inputs.tools, inputs.documents, inputs.extra))
+        text = self._filled(_Inputs(messages, inputs.tools, inputs.extra))
         before, found, after = text.rpartition(end)
         if not found:
             raise RequestError(
@@ -382,7 +380,7 @@ class _Job:
             **inputs.extra,
             "messages": messages,
             "tools": inputs.tools,
-            "documents": inputs.documents,
+            "documents": None,
             "add_generation_prompt": self.opens_turn,
         }
         try:

@@ -307,14 +307,17 @@ def _environment() -> _Environment:
 class Template:
     """A compiled template. Raises jinja2.TemplateSyntaxError when it cannot be compiled.
 
-    takes_parts: it goes through the parts of a message's content and never asks whether the
-    content is a string, so that it must be given a list.
+    shows_tools: it reads the variable `tools`. takes_parts: it goes through the parts of a
+    message's content and never asks whether the content is a string, so that it must be given a
+    list.
     """
 
     def __init__(self, source: str) -> None:
         environment = _environment()
         self._template = environment.from_string(source)
-        self.takes_parts = _takes_parts(environment.parse(source))
+        tree = environment.parse(source)
+        self.shows_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
+        self.takes_parts = _takes_parts(tree)
 
     def render(self, variables: Mapping[str, Any], size: int) -> str:
         """The text for `variables`, which hold about `size` characters.

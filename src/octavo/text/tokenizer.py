@@ -178,9 +178,6 @@ class Tokenizer:
         """The token for display: its bytes as text, U+FFFD where they are part of a character."""
         return self._bytes[token_id].decode("utf-8", "replace")
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
-
     def pieces(self, skip_special_tokens: bool) -> Mapping[int, str | bytes]:
         """id -> what it adds to a text: str, or bytes when they are not whole characters."""
         return self._plain if skip_special_tokens else self._shown
