@@ -4,13 +4,13 @@ The loader asks the class that `Family.decoder` names and knows nothing of any a
 itself, so a family with another block works from its own file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 
-from octavo.attention.base import AttentionSpec
+from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.models.spec import ModelSpec
 from octavo.quant import base as quant
 
@@ -42,7 +42,12 @@ class GgufTensor:
 
 
 class Architecture(Protocol):
-    """The class side of a decoder. Every method is a class method of a pure description."""
+    """A decoder class: what it says of its models, and what a loaded one does.
+
+    It is built as `cls(spec, parameters, ops=..., products=..., backend=..., window=...,
+    head_rows=..., quantization=...)`; see `models.decoder.Decoder`, which a class with another
+    block may also extend.
+    """
 
     EMBEDDING: ClassVar[str]  # the parameter of token embeddings
     HEAD: ClassVar[str]  # the parameter of the output head, which may be tied to it
@@ -78,4 +83,29 @@ class Architecture(Protocol):
     @classmethod
     def gguf_tensors(cls, spec: ModelSpec) -> Mapping[str, GgufTensor]:
         """The parameter that each tensor of a GGUF file holds, by the tensor's name there."""
+        ...
+
+    spec: ModelSpec
+    backend: AttentionBackend
+    attention_specs: list[AttentionSpec]
+    embed: Callable[..., torch.Tensor]  # as layers.embedding.Embedding.forward
+
+    def forward(
+        self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """int64 [T] -> hidden states [T, H] after the final norm; caches: one per layer."""
+        ...
+
+    def layers(
+        self, x: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """From embedded tokens [T, H], which are overwritten, to what `forward` gives."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> [R, vocabulary], in the model's dtype."""
+        ...
+
+    def explain(self) -> dict[str, str]:
+        """For each op, what serves it and why."""
         ...

@@ -81,7 +81,9 @@ def from_config(
     if fields.get("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", True, "false: attention is causal")
     max_position = fields.integer("max_position_embeddings")
-    norm = NormSpec(fields.number("rms_norm_eps"), offset=family.norm_offset)
+    norm = NormSpec(
+        fields.number(family.norm_eps), family.norm, family.norm_offset, family.norm_bias
+    )
     hidden = fields.integer("hidden_size")
     extra = Fields(GENERATION, generation or {})
     quantized = fields.get("quantization_config")
@@ -113,6 +115,7 @@ def from_config(
         bos_token_id=fields.optional("bos_token_id", 0),
         checkpoint_dtype=fields.get("dtype") or fields.get("torch_dtype"),
         generation_defaults=_generation_defaults(extra),
+        extra={name: fields.get(name) for name in family.extra_fields},
         quantization=None if quantized is None else quantizations.describe(quantized, source),
     )
 

@@ -35,7 +35,13 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     fields = Fields(path, own, {"vocab_size": len(tokens)})
     hidden, max_position = fields.integer("embedding_length"), fields.integer("context_length")
-    norm = NormSpec(fields.number("attention.layer_norm_rms_epsilon"), offset=family.norm_offset)
+    eps = "rms_epsilon" if family.norm == "rms" else "epsilon"
+    norm = NormSpec(
+        fields.number(f"attention.layer_norm_{eps}"),
+        family.norm,
+        family.norm_offset,
+        family.norm_bias,
+    )
     general = Fields(path, metadata)
     granite = family.multipliers
     qkv = "attn_qkv" if family.fused else "attn_q"

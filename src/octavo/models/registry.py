@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from octavo.errors import CheckpointError, nearest
+from octavo.layers.norm import NormKind
 
 # Whether a bias exists: always, never, or as the config's field says (`attention_bias`).
 BiasRule = Literal["always", "never", "config"]
@@ -36,6 +37,7 @@ class Family:
 
     name: its `model_type`; architecture: its entry in a config's `architectures`; gguf: its
         `general.architecture` ("" if llama.cpp has none), aliases: other names of the same.
+    norm: its kind; norm_bias: whether it has a bias; norm_eps: the config's field of epsilon.
     norm_offset: added to norm weights; GGUF files hold the sum.
     fused: safetensors hold q, k and v as one matrix, gate and up as one; GGUF files as well.
     scale: of attention scores. gguf_wide_scale: in a GGUF file, which does not hold it, the
@@ -48,6 +50,7 @@ class Family:
     activation: the config's field that names it. longrope: `su` and `yarn` mean longrope.
     partial_rotary: `partial_rotary_factor` counts.
     temperature: `llama_4_scaling_beta` counts, a temperature of queries by position.
+    extra_fields: further fields of the config, for a class of its own: `ModelSpec.extra`.
     defaults: what transformers assumes for a field that a config leaves out, where it is not
         the same for all families (`models.config` has the common ones).
     gguf_permuted: GGUF files hold q and k rows in the order of interleaved rotary pairs.
@@ -61,6 +64,9 @@ class Family:
     output_bias: BiasRule = "never"
     mlp_bias: BiasRule = "never"
     placement: Placement = "pre"
+    norm: NormKind = "rms"
+    norm_bias: bool = False
+    norm_eps: str = "rms_norm_eps"
     norm_offset: float = 0.0
     qk_norm: QKNorm = "none"
     window: WindowRule = "none"
@@ -78,6 +84,7 @@ class Family:
     soft_caps: bool = False
     activation: str = "hidden_act"
     gguf_permuted: bool = False
+    extra_fields: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decoder: str = "octavo.models.decoder:Decoder"
 

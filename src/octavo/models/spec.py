@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.attention.base import AttentionSpec
 from octavo.layers.mlp import Activation
@@ -61,6 +62,7 @@ class ModelSpec:
     bos_token_id: int | None = None
     checkpoint_dtype: str | None = None
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # `Family.extra_fields`, unchecked
     wrapper: Wrapper | None = None  # where the model is the text part of another
     quantization: CheckpointQuantization | None = None  # how the checkpoint stores products
 
