@@ -14,6 +14,7 @@ from tests import kit
 
 from octavo import LLM, SamplingParams, devices
 from octavo.errors import ConfigError
+from octavo.kernels.capture import CaptureError
 from octavo.kernels.cpu.memory import MachineMemory
 from octavo.kernels.dispatch import reference_ops
 from octavo.kernels.sampling import ReferenceSampling
@@ -76,6 +77,12 @@ class ToyDevice(ReferenceSampling):
 
     def tensor(self, name, array):
         return torch.tensor(array)
+
+    def capture_sizes(self, max_tokens):
+        return ()
+
+    def capture(self, run):
+        raise CaptureError("a toy captures nothing")
 
 
 @pytest.fixture(autouse=True)

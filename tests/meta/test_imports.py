@@ -131,7 +131,7 @@ def test_third_parties_stay_where_they_belong(path: Path) -> None:
 # What may name a module of a device's kernels: they themselves, the attention backend that is
 # written over them, and the place that chooses a device.
 DEVICE_KERNELS = "octavo.kernels.cpu"
-DEVICE_FILES = ("attention/cpu.py", "runner/device.py", "runner/graphs.py")
+DEVICE_FILES = ("attention/cpu.py", "runner/device.py")
 
 
 def device_kernels(names: list[str]) -> list[str]:

@@ -65,11 +65,16 @@ class CaptureSafe(Protocol):
     """
 
     def prepare_replay(
-        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
+        self,
+        meta: AttentionMetadata,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        captured_tokens: int,
     ) -> None:
         """Fill that memory for the step of `meta`, for all layers of `spec`, before a replay.
 
-        dtype: the queries'. What it points to lives until the next step is prepared.
+        dtype: the queries'. captured_tokens: how many tokens the calls were captured with, at
+        least those of `meta`. What is pointed to lives until the next step is prepared.
         """
         ...
 

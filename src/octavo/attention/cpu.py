@@ -33,6 +33,7 @@ class _Work:
     """A step's work items for layers of one kind. step: the address of the ATTENTION_STEP that
     says where they are. `keep` owns the memory that it points to."""
 
+    meta: AttentionMetadata
     step: Address
     threads: int
     keep: tuple[object, ...]
@@ -53,7 +54,6 @@ class CpuAttention:
 
     def __init__(self) -> None:
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._meta: AttentionMetadata | None = None
         self._work: dict[_LayerKind, _Work] = {}
         # One ATTENTION_STEP for each kind of layer, at one address for as long as this lives:
         # the address is in the arguments of captured calls.
@@ -132,20 +132,21 @@ class CpuAttention:
         return out
 
     def prepare_replay(
-        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
+        self,
+        meta: AttentionMetadata,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        captured_tokens: int,
     ) -> None:
-        """See CaptureSafe.prepare_replay."""
+        """See CaptureSafe.prepare_replay. One capture serves any number of tokens."""
         self._planned(meta, spec, dtype)
 
     def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         """The work of this step's layers of one kind, planned for the first of them."""
-        if meta is not self._meta:
-            self._work.clear()
-            self._meta = meta
-        kind = (spec, dtype)
-        if kind not in self._work:
-            self._work[kind] = self._plan(meta, spec, dtype)
-        return self._work[kind]
+        work = self._work.get((spec, dtype))
+        if work is None or work.meta is not meta:
+            work = self._work[spec, dtype] = self._plan(meta, spec, dtype)
+        return work
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         parts = _parts(meta, spec, openmp.threads())
@@ -165,7 +166,7 @@ class CpuAttention:
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
         keep = (items, counters, members, shared, tables, self._scratch)
-        return _Work(Address(step.ctypes.data), threads, keep)
+        return _Work(meta, Address(step.ctypes.data), threads, keep)
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:

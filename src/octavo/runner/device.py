@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.kernels.capture import StepCapture
 from octavo.kernels.sampling import SamplingKernels
 from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
 
 
 @runtime_checkable
-class Device(LoadingDevice, SamplingKernels, Protocol):
+class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
     """One device of an engine.
 
     Of `LoadingDevice` it has what a model is built with: `name`, `torch_device`,
     `attention_order`, `quantization`, `ops`, `products`, `decode_blocks`; of `SamplingKernels`,
-    `draw` and `logprobs`.
+    `draw` and `logprobs`; of `StepCapture`, `capture_sizes` and `capture`.
     """
 
     @property

@@ -24,10 +24,10 @@ from octavo.models.loader import kv_dtype, load_model
 from octavo.params import SamplingParams
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.device import Device, create_device
-from octavo.runner.graphs import StepGraph, capture
 from octavo.runner.kv_cache import KVCache, block_bytes
 from octavo.runner.memory import GIB, MemorySum
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
+from octavo.runner.steps import CapturedSteps, capture_steps
 
 logger = get_logger(__name__)
 
@@ -45,7 +45,7 @@ class ModelRunner:
         self.device: Device = create_device(config)
         self.device.start()
         self.dtype = resolve_dtype(config.dtype, self.device)
-        self.graph: StepGraph | None = None
+        self.captured: CapturedSteps | None = None
         with self.device.loading():
             self.model: Decoder = load_model(config, self.device, self.dtype)
         loaded = time.perf_counter()
@@ -57,7 +57,7 @@ class ModelRunner:
         self.limits = self._limits(budget, terms)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
-        self.graph = self._capture()
+        self.captured = self._capture()
         self.device.warm_up()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
@@ -76,8 +76,8 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(plan.step, ())
         inputs = self.builder.build(plan)
-        if self.graph and inputs.meta.num_tokens <= self.graph.most:
-            hidden = self.graph.forward(inputs.token_ids, inputs.meta)
+        if self.captured and inputs.meta.num_tokens <= self.captured.max_tokens:
+            hidden = self.captured.forward(inputs.token_ids, (inputs.meta,))
         else:
             hidden = self.model.forward(inputs.token_ids, inputs.meta, self.cache.layers)
         drawing = [row for row in plan.rows if row.samples]
@@ -94,15 +94,16 @@ class ModelRunner:
         )
 
     def explain(self) -> dict[str, str]:
-        steps = f"captured up to {self.graph.most} tokens" if self.graph else "not captured"
+        captured = self.captured
+        steps = f"captured up to {captured.max_tokens} tokens" if captured else "not captured"
         return {**self.model.explain(), "attention": self.backend.name, "steps": steps}
 
-    def _capture(self) -> StepGraph | None:
+    def _capture(self) -> CapturedSteps | None:
         config, limits = self.config, self.limits
         if config.enforce_eager:
             return None
         most = min(config.max_num_batched_tokens, limits.max_model_len, limits.kv_tokens)
-        return capture(self.model, self.cache, self.builder, most)
+        return capture_steps(self.device, self.model, self.cache, self.builder, most)
 
     def close(self) -> None:
         del self.cache

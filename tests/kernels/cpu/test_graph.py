@@ -1,16 +1,14 @@
 """Recorded calls of kernels: replayed for other rows, in buffers that share memory."""
 
-import numpy as np
 import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import fused_call as cpu_ops
-from octavo.kernels.cpu import kernel as recorder
-from octavo.kernels.cpu import openmp
-from octavo.kernels.cpu.graph import Graph, _share
+from octavo.kernels.capture import CaptureError
+from octavo.kernels.cpu import graph, kernel, openmp
+from octavo.kernels.cpu.fused_call import CpuOps
 
-OPS = cpu_ops.CpuOps(torch.float32)
+OPS = CpuOps(torch.float32)
 WEIGHT = torch.linspace(0.5, 1.5, 48)
 
 
@@ -22,12 +20,25 @@ def steps(x, residual):
     return x
 
 
-def record(rows):
+def captured(rows):
+    """(the input, what replays): the input is read where it lies."""
     given = torch.randn(rows, 48)
-    with recorder.record() as recording:
-        first, residual = OPS.rms_norm(given, WEIGHT, 1e-5)
-        result = steps(first, residual)
-    return Graph(recording, given, result)
+
+    def run():
+        # The first norm reads `given` and leaves it as it is.
+        first, _ = OPS.rms_norm(given, WEIGHT, 1e-5)
+        second, _ = OPS.rms_norm(first, WEIGHT, 1e-5)
+        return steps(second, first)
+
+    return given, graph.capture(run)
+
+
+def expected(x):
+    first, _ = reference.rms_norm(x, WEIGHT, 1e-5)
+    out, residual = reference.rms_norm(first, WEIGHT, 1e-5)[0], first.clone()
+    for _ in range(6):
+        out, residual = reference.rms_norm(out, WEIGHT, 1e-5, residual)
+    return out
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -36,75 +47,68 @@ def test_it_replays_for_any_number_of_rows(threads, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        graph = record(40)
+        given, run = captured(40)
         for rows in (1, 8, 9, 40, 3):
             x = torch.randn(rows, 48)
-            graph.given[:rows] = x
-            first, residual = reference.rms_norm(x, WEIGHT, 1e-5)
-            expected = residual.clone()
-            out = first
-            for _ in range(6):
-                out, expected = reference.rms_norm(out, WEIGHT, 1e-5, expected)
-            torch.testing.assert_close(graph.replay(rows), out, rtol=1e-5, atol=1e-6)
+            given[:rows] = x
+            torch.testing.assert_close(run.replay(rows), expected(x), rtol=1e-5, atol=1e-6)
     finally:
         torch.set_num_threads(before)
 
 
-def test_what_was_recorded_can_be_freed():
-    """The graph has its own memory: later tensors do not change its results."""
-    graph = record(16)
-    x = torch.randn(16, 48)
-    graph.given[:] = x
-    first = graph.replay(16).clone()
+def test_it_has_memory_of_its_own():
+    """Later tensors do not change its results."""
+    given, run = captured(16)
+    given[:] = torch.randn(16, 48)
+    first = run.replay(16).clone()
     noise = [torch.full((16, 48), float("nan")) for _ in range(200)]
-    graph.given[:] = x
-    assert torch.equal(graph.replay(16), first)
+    assert torch.equal(run.replay(16), first)
     del noise
+
+
+def test_freed_memory_is_used_again():
+    with kernel.record() as recording:
+        x = steps(torch.randn(16, 48), None)
+    assert recording.pool.num_bytes <= 3 * 16 * 48 * 4
+    del x
+
+
+def test_what_torch_computes_is_refused():
+    x = torch.randn(4, 48)
+    with pytest.raises(CaptureError, match="add has no capturable kernel"):
+        graph.capture(lambda: OPS.rms_norm(x, WEIGHT, 1e-5)[0] + 1)
 
 
 def test_a_call_of_undeclared_arguments_is_refused():
     x = torch.randn(4, 48)
-    with recorder.record() as recording:
+    with kernel.record() as recording:
         out, _ = OPS.rms_norm(x, WEIGHT, 1e-5)
-    recording.calls.append((recorder.Kernel("sampling:draw"), bytes(96)))
-    with pytest.raises(ValueError, match="sampling:draw has no declared arguments"):
-        Graph(recording, x, out)
+    recording.calls.append((kernel.Kernel("sampling:draw"), bytes(96)))
+    with pytest.raises(CaptureError, match="sampling:draw has no declared arguments"):
+        graph.Graph(recording, out)
 
 
 def test_calls_of_different_heights_are_refused():
     x, other = torch.randn(4, 48), torch.randn(5, 48)
-    with recorder.record() as recording:
+
+    def run():
         OPS.rms_norm(other, WEIGHT, 1e-5)
-        out, _ = OPS.rms_norm(x, WEIGHT, 1e-5)
-    with pytest.raises(ValueError, match="different numbers of rows"):
-        Graph(recording, x, out)
+        return OPS.rms_norm(x, WEIGHT, 1e-5)[0]
+
+    with pytest.raises(CaptureError, match="different numbers of rows"):
+        graph.capture(run)
 
 
 def test_nothing_is_recorded_outside():
-    with recorder.record() as recording:
+    with kernel.record() as recording:
         pass
     OPS.rms_norm(torch.randn(4, 48), WEIGHT, 1e-5)
     assert not recording.calls
-    assert not recording.buffers
+    assert not recording.pool.num_bytes
 
 
-def test_buffers_in_use_at_once_never_overlap():
-    random = np.random.default_rng(0)
-    for _ in range(50):
-        count = int(random.integers(1, 40))
-        first = random.integers(0, 60, count)
-        last = first + random.integers(0, 20, count)
-        sizes = random.integers(1, 5000, count)
-        offsets, total = _share(first, last, sizes)
-        assert all(offset % 64 == 0 for offset in offsets)
-        assert (offsets + sizes).max() <= total
-        for i in range(count):
-            for j in range(i):
-                apart = last[i] < first[j] or last[j] < first[i]
-                clear = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
-                assert apart or clear
-
-
-def test_memory_is_used_again():
-    first, sizes = np.arange(30), np.full(30, 640)
-    assert _share(first, first + 1, sizes)[1] == 2 * 640
+def test_threads_that_may_not_all_run_capture_nothing(monkeypatch):
+    assert graph.capture_sizes(1000) == (256,)
+    assert graph.capture_sizes(30) == (30,)
+    monkeypatch.setattr(openmp.team(), "is_exact", lambda threads: False)
+    assert graph.capture_sizes(30) == ()

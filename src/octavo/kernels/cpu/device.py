@@ -9,8 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.config import EngineConfig
-from octavo.kernels.cpu import fused_call, gguf_call, huge_pages, memory, sampling_call, target
-from octavo.kernels.cpu.graph import program
+from octavo.kernels.capture import CapturedRun
+from octavo.kernels.cpu import (
+    fused_call,
+    gguf_call,
+    graph,
+    huge_pages,
+    memory,
+    sampling_call,
+    target,
+)
 from octavo.kernels.cpu.kernel import Kernel
 from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
@@ -33,7 +41,7 @@ class CpuDevice:
 
     def start(self) -> None:
         """Compile the kernels needed last in a process beside this one."""
-        Kernel.compile_ahead([*sampling_call.kernels(), program()])
+        Kernel.compile_ahead([*sampling_call.kernels(), graph.program()])
 
     def warm_up(self) -> None:
         """Load the sampling kernels; all others have served the step that measured memory."""
@@ -80,6 +88,12 @@ class CpuDevice:
     def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
         """The array's own memory as a tensor, without a copy."""
         return torch.from_numpy(np.ascontiguousarray(array))
+
+    def capture_sizes(self, max_tokens: int) -> Sequence[int]:
+        return graph.capture_sizes(max_tokens)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        return graph.capture(run)
 
     def draw(self, logits: torch.Tensor, items: Items) -> None:
         sampling_call.draw(logits, items)

@@ -22,19 +22,20 @@ import torch
 
 from octavo.kernels.cpu import object_cache, openmp
 from octavo.kernels.cpu.arguments import Address, Arguments
+from octavo.kernels.cpu.pool import Pool
 
 _PACKAGE = "octavo.kernels.cpu"
 
 
 class Recording:
-    """The calls of kernels made during `record`, in order, and the tensors they wrote.
+    """The calls of kernels made during `record`, in order, and the pool of what they wrote.
 
-    The kernels run as usual meanwhile; the tensors are kept, so that no two share an address.
+    The kernels run as usual meanwhile.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Kernel, bytes]] = []
-        self.buffers: list[torch.Tensor] = []
+        self.pool = Pool()
 
 
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -56,11 +57,11 @@ def is_recording() -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a kernel to write: torch.empty, kept while recording."""
-    out = torch.empty(shape, dtype=dtype)
-    if (recording := _recording.get()) is not None:
-        recording.buffers.append(out)
-    return out
+    """Memory for a kernel to write; of the recording's pool while recording."""
+    recording = _recording.get()
+    return (
+        torch.empty(shape, dtype=dtype) if recording is None else recording.pool.empty(shape, dtype)
+    )
 
 
 # The address of a tensor's memory: torch.Tensor.data_ptr itself, with a type.

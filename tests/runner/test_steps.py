@@ -13,9 +13,8 @@ from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.kernels.cpu import target
-from octavo.runner import graphs
+from octavo.runner import steps as runner_steps
 from octavo.runner.batch import BatchBuilder
-from octavo.runner.graphs import capture
 from octavo.runner.kv_cache import KVCache
 
 CPU = kit.cpu_device()
@@ -76,12 +75,12 @@ def test_every_family(tmp_path, family):
     builder = BatchBuilder(16, 20, CPU)
     for layer in cache.layers:
         layer.zero_()
-    graph = capture(model, cache, builder, 100)
-    assert graph is not None
+    captured = runner_steps.capture_steps(CPU, model, cache, builder, 100)
+    assert captured is not None
     for plan in (rows((0, 1)), rows((0, 60)), rows((0, 30), (0, 1), (0, 50)),
                  rows((30, 1), (1, 8), (50, 1)), rows(*[(40, 1)] * 6)):  # fmt: skip
         step = builder.build(plan)
-        found = graph.forward(step.token_ids, step.meta).clone()
+        found = captured.forward(step.token_ids, (step.meta,)).clone()
         assert torch.equal(found, model.forward(step.token_ids, step.meta, cache.layers))
 
 
@@ -110,9 +109,9 @@ class Forgetful(CpuAttention):
 
     name = "forgetful"
 
-    def prepare_replay(self, meta, spec, dtype):
+    def prepare_replay(self, meta, spec, dtype, captured_tokens):
         if not self._work:
-            super().prepare_replay(meta, spec, dtype)
+            super().prepare_replay(meta, spec, dtype, captured_tokens)
             self.kept = dict(self._work)
 
 
@@ -123,7 +122,7 @@ def test_what_cannot_be_recorded_or_replayed_is_not_used(
     tmp_path, backend, said, monkeypatch, caplog
 ):
     monkeypatch.setattr(registry, "_registered", {backend.name: backend})
-    with caplog.at_level(logging.INFO, logger=graphs.__name__):
+    with caplog.at_level(logging.INFO, logger=runner_steps.__name__):
         llm = make(kit.tiny(tmp_path), attention_impl=backend.name, max_num_batched_tokens=64)
     assert steps(llm) == "not captured"
     assert said in caplog.text

@@ -1,0 +1,142 @@
+"""Captured steps: a model's layers captured by the device, for steps of few tokens.
+
+What changes from step to step lies in memory that captured runs read at fixed addresses: the
+embedded tokens, their positions and slots, and what the attention backend prepares. Nothing is
+trusted: a capture that does not give the bits of an ordinary step on another step is not used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from octavo.attention.base import AttentionMetadata, CaptureSafe
+from octavo.core.plan import PlanRow, StepPlan
+from octavo.kernels.capture import CapturedRun, CaptureError, StepCapture
+from octavo.log import get_logger
+from octavo.models.decoder import Decoder
+from octavo.runner.batch import BatchBuilder, StepInputs
+from octavo.runner.kv_cache import KVCache
+
+logger = get_logger(__name__)
+
+Metas = Sequence[AttentionMetadata]
+
+
+class StaticInputs:
+    """The inputs of captured runs, for up to as many tokens as `largest` has."""
+
+    def __init__(self, model: Decoder, largest: StepInputs) -> None:
+        self._embed = model.embed
+        self.hidden = model.embed(largest.token_ids)
+        self._metas = [
+            replace(meta, positions=meta.positions.clone(), slots=meta.slots.clone())
+            for meta in (largest.meta,)
+        ]
+        self._loaded = len(self.hidden)
+
+    def metas(self, inputs: StepInputs) -> list[AttentionMetadata]:
+        """The metadata of `inputs`, with positions and slots that are read from here."""
+        count = len(inputs.token_ids)
+        return [
+            replace(meta, positions=static.positions[:count], slots=static.slots[:count])
+            for static, meta in zip(self._metas, (inputs.meta,), strict=True)
+        ]
+
+    def load(self, token_ids: torch.Tensor, metas: Metas) -> None:
+        """Fill in a step's. Tokens that it is padded with are written to the null block."""
+        count = len(token_ids)
+        self._embed(token_ids, out=self.hidden[:count])
+        for static, meta in zip(self._metas, metas, strict=True):
+            static.positions[:count] = meta.positions
+            static.slots[:count] = meta.slots
+            if count < self._loaded:
+                static.positions[count : self._loaded] = 0
+                static.slots[count : self._loaded] = 0
+        self._loaded = count
+
+
+class CapturedSteps:
+    """A model's layers, captured for steps of up to `max_tokens` tokens."""
+
+    def __init__(
+        self, model: Decoder, inputs: StaticInputs, runs: Mapping[int, CapturedRun]
+    ) -> None:
+        """runs: by the number of tokens that each was captured with, rising."""
+        self._model, self._inputs, self._runs = model, inputs, runs
+        self.max_tokens = max(runs)
+
+    def forward(self, token_ids: torch.Tensor, metas: Metas) -> torch.Tensor:
+        """As Decoder.forward; metas: one per KV group. The result is valid until the next step."""
+        count = len(token_ids)
+        size = next(size for size in self._runs if size >= count)
+        self._inputs.load(token_ids, metas)
+        _prepare(self._model, metas, self._inputs.hidden.dtype, size)
+        return self._runs[size].replay(count)
+
+
+@torch.inference_mode()
+def capture_steps(
+    device: StepCapture, model: Decoder, cache: KVCache, builder: BatchBuilder, max_tokens: int
+) -> CapturedSteps | None:
+    """Steps of up to `max_tokens` tokens, captured; None where the device or a layer cannot.
+
+    Writes to the blocks from 1 on, which must not be in use.
+    """
+    backend, sizes = model.backend, device.capture_sizes(max_tokens)
+    if not (sizes and backend.capabilities.graph_safe and isinstance(backend, CaptureSafe)):
+        return None
+    inputs = StaticInputs(model, builder.build(_made_up(sizes[-1], builder.block_size)))
+    runs: dict[int, CapturedRun] = {}
+    for size in sizes:
+        step = builder.build(_made_up(size, builder.block_size))
+        try:
+            runs[size] = _capture(device, model, cache, inputs, step)
+        except CaptureError as error:
+            logger.info("graph capture disabled: %s", error)
+            return None
+    captured = CapturedSteps(model, inputs, runs)
+    if not all(_replays(captured, model, cache, builder, size) for size in sizes):
+        logger.warning("graph capture disabled: a replay differs from an ordinary step")
+        return None
+    return captured
+
+
+def _capture(
+    device: StepCapture,
+    model: Decoder,
+    cache: KVCache,
+    inputs: StaticInputs,
+    step: StepInputs,
+) -> CapturedRun:
+    inputs.load(step.token_ids, (step.meta,))
+    metas, count = inputs.metas(step), len(step.token_ids)
+    _prepare(model, metas, inputs.hidden.dtype, count)
+    return device.capture(lambda: model.layers(inputs.hidden[:count], metas[0], cache.layers))
+
+
+def _prepare(model: Decoder, metas: Metas, dtype: torch.dtype, size: int) -> None:
+    assert isinstance(model.backend, CaptureSafe)
+    for spec in dict.fromkeys(model.attention_specs):
+        model.backend.prepare_replay(metas[0], spec, dtype, size)
+
+
+def _replays(
+    captured: CapturedSteps, model: Decoder, cache: KVCache, builder: BatchBuilder, size: int
+) -> bool:
+    """Whether a replay gives the bits of an ordinary step of at most `size` tokens.
+
+    Other tokens than captured, at other positions, so that whatever is not prepared shows. The
+    replay comes first: an ordinary step might prepare what it should have prepared itself.
+    """
+    third = size // 3
+    step = builder.build(_made_up(max(1, third), builder.block_size, start=third, first_token=1))
+    replayed = captured.forward(step.token_ids, (step.meta,)).clone()
+    return torch.equal(replayed, model.forward(step.token_ids, step.meta, cache.layers))
+
+
+def _made_up(tokens: int, block_size: int, start: int = 0, first_token: int = 0) -> StepPlan:
+    """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on."""
+    table = tuple(range(1, -(-(start + tokens) // block_size) + 1))
+    ids = tuple((first_token + i) % 7 for i in range(tokens))
+    return StepPlan(0, (PlanRow("made up", ids, start, table, ()),))
