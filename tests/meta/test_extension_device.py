@@ -6,18 +6,25 @@ NumPy, ordinary memory. Its greedy answers are those of the CPU device.
 
 import contextlib
 import random
+import traceback
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests import kit
+from torch.overrides import TorchFunctionMode
 
+import octavo
 from octavo import LLM, SamplingParams, devices
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CaptureError
 from octavo.kernels.cpu.memory import MachineMemory
 from octavo.kernels.dispatch import reference_ops
 from octavo.kernels.sampling import ReferenceSampling
+from octavo.runner.model_runner import ModelRunner
+
+SOURCE = Path(octavo.__file__).parent
 
 
 class ToyProducts:
@@ -136,6 +143,50 @@ def test_quantized_products_that_it_lacks_are_refused(tmp_path, options):
     folder = kit.tiny(tmp_path)
     with pytest.raises(ConfigError, match=r"device 'toy' has no int8 products \(it has: none\)"):
         answers(folder, "toy", **options)
+
+
+class HostReads(TorchFunctionMode):
+    """Notes where values of tensors are read by the host: on a GPU each is a wait for the step."""
+
+    NAMES = frozenset(("numpy", "tolist", "item", "nonzero", "cpu", "__bool__", "__int__",
+                       "__float__", "__index__", "__array__"))  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in self.NAMES:
+            stack = traceback.extract_stack()
+            files = [frame.filename for frame in stack if SOURCE in Path(frame.filename).parents]
+            self.seen.add((str(Path(files[-1]).relative_to(SOURCE)), name))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_is_read_by_the_host_only_in_known_places(tmp_path, monkeypatch):
+    """Neither the runner nor a layer waits for the device: what a GPU needs of this code."""
+    reads, execute = HostReads(), ModelRunner.execute
+
+    def spied(runner, plan):
+        with reads:
+            return execute(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", spied)
+    llm = LLM(
+        str(kit.tiny(tmp_path)), device="toy", load_progress=False, max_model_len=128,
+        num_gpu_blocks_override=12, swap_space=0.1, preemption_mode="swap",
+    )  # fmt: skip
+    asked = [{"temperature": 0}, {"repetition_penalty": 1.2, "logprobs": 2, "n": 2},
+             {"prompt_logprobs": 1}]  # fmt: skip
+    params = [SamplingParams(max_tokens=10, ignore_eos=True, **fields) for fields in asked]
+    llm.generate([list(range(n)) for n in (5, 40, 60)], params, use_tqdm=False)
+    assert reads.seen == {
+        ("kernels/sampling.py", "cpu"),  # the toy draws on the host,
+        ("kernels/sampling.py", "numpy"),
+        ("attention/torch_ref.py", "tolist"),  # its backend loops over rows in Python,
+        ("runner/sampler.py", "numpy"),  # and penalties are applied to copies of rows.
+    }
 
 
 def test_an_unknown_device_lists_the_known_ones():
