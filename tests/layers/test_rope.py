@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from octavo.layers.rope import RopeSpec, attention_scale, cos_sin_table
 
@@ -26,12 +25,15 @@ KINDS: list[tuple[RopeSpec, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("spec", "parameters"), KINDS, ids=lambda v: getattr(v, "kind", ""))
 def test_far_positions_equal_transformers(spec: RopeSpec, parameters: dict[str, Any]) -> None:
-    config = transformers.LlamaConfig(
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
         head_dim=128,
         max_position_embeddings=65536,
         rope_parameters={"rope_theta": 5e5, **parameters},
     )
-    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    theirs = LlamaRotaryEmbedding(config)
     positions = torch.tensor([0, 1, 8191, 8192, 40000, 65535])
     cos, sin = theirs(torch.zeros(1), positions[None])
     table = cos_sin_table(spec, 128, 65536)[positions]

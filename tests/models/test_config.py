@@ -31,7 +31,7 @@ def spec(
 def test_what_a_config_leaves_out_is_what_transformers_assumes(family: str) -> None:
     """Only the sizes are given; everything else must equal the config class's own defaults."""
     found = spec(family)
-    wanted = toys.CLASSES[family][0](**SIZES)
+    wanted = toys.classes(family)[0](**SIZES)
     attention = found.layers[0].attention
     assert attention.num_kv_heads == wanted.num_key_value_heads
     assert attention.head_dim == (getattr(wanted, "head_dim", None) or 2)
@@ -68,7 +68,7 @@ def rope(spec: ModelSpec) -> RopeSpec:
 
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
 def test_a_saved_config_gives_the_same_spec(family: str, tmp_path: Path) -> None:
-    config = toys.CLASSES[family][0](**SIZES)
+    config = toys.classes(family)[0](**SIZES)
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert from_config(saved) == spec(family)

@@ -14,7 +14,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-import transformers
 from tests.kit import cpu_device
 
 from octavo.attention.base import AttentionMetadata
@@ -24,27 +23,36 @@ from octavo.models.loader import load_model
 
 VOCAB = 101
 
-CLASSES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
-    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
-    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
-    "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
-    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
-    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
-    "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
+# Family -> the names of its classes in transformers.
+_CLASSES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "mistral": ("MistralConfig", "MistralForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "ministral3": ("Ministral3Config", "Ministral3ForCausalLM"),
 }
 # The token ids of special tokens must lie in the vocabulary.
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+def classes(family: str) -> tuple[Any, Any]:
+    """The config and the model class of a family in transformers, whose import takes seconds."""
+    import transformers
+
+    config, model = _CLASSES[family]
+    return getattr(transformers, config), getattr(transformers, model)
+
+
 def make(family: str, **changes: Any) -> Any:
     """A random transformers model of a family, eager attention, fp32."""
-    config_class, model_class = CLASSES[family]
+    config_class, model_class = classes(family)
     config = config_class(**{
         "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,

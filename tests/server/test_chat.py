@@ -3,7 +3,6 @@
 import json
 import socket
 
-import openai
 import pytest
 
 USER = {"role": "user", "content": "hi"}
@@ -33,6 +32,8 @@ def refused(server, **body):
 
 @pytest.fixture(scope="module")
 def client(server):
+    import openai  # its import takes a second
+
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -248,6 +249,8 @@ def test_the_official_client_s_other_calls(client, server):
 
 
 def test_the_official_client_s_typed_errors(client):
+    import openai
+
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=[USER])
     assert missing.value.code == "model_not_found"

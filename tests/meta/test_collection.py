@@ -1,0 +1,48 @@
+"""Collecting tests is cheap: what takes seconds to import is imported where it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+# Each takes a second or more, on top of torch.
+SLOW = {"transformers", "accelerate", "openai"}
+
+
+def imported_at_once(tree: ast.Module) -> set[str]:
+    """Roots of what a module imports when it is imported itself."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
+)
+def test_no_test_file_imports_a_slow_library_at_once(path: Path) -> None:
+    assert imported_at_once(ast.parse(path.read_text())) & SLOW == set()
+
+
+def test_an_import_at_once_is_found() -> None:
+    text = "import a.b\nfrom c.d import e\ndef f():\n    import g\n"
+    assert imported_at_once(ast.parse(text)) == {"a", "c"}
+
+
+def test_tests_of_what_decides_load_no_tensors() -> None:
+    code = (
+        "import sys, pytest\n"
+        "assert pytest.main(['--collect-only', '-q', 'tests/core']) == 0\n"
+        "loaded = {'torch', 'numba', 'transformers', 'hypothesis'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
