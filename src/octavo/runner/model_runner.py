@@ -1,7 +1,7 @@
 """Loads a model, sizes its KV cache, and executes plans: the only caller of `forward`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -126,19 +126,31 @@ class ModelRunner:
     ) -> dict[str, tuple[TokenLogprobs, ...]]:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         begin = 0
-        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
         for row in plan.rows:
+            end = begin + len(row.token_ids)
             if row.num_prompt_logprobs is not None and row.prompt_targets:
-                entries: list[TokenLogprobs] = []
-                for at in range(0, len(row.prompt_targets), piece):
-                    targets = row.prompt_targets[at : at + piece]
-                    logits = self.model.logits(hidden[begin + at : begin + at + len(targets)])
-                    entries += prompt_logprobs(
-                        self.device, logits, targets, row.num_prompt_logprobs
+                found[row.request_id] = tuple(
+                    self._row_prompt_logprobs(
+                        hidden[begin:end], row.prompt_targets, row.num_prompt_logprobs
                     )
-                found[row.request_id] = tuple(entries)
-            begin += len(row.token_ids)
+                )
+            begin = end
         return found
+
+    def _row_prompt_logprobs(
+        self, hidden: torch.Tensor, targets: Sequence[int], k: int
+    ) -> Iterator[TokenLogprobs]:
+        """Of `targets`, the tokens that follow the first ones of hidden [tokens, H]."""
+        most = self._rows_of_logits
+        for begin in range(0, len(targets), most):
+            some = targets[begin : begin + most]
+            logits = self.model.logits(hidden[begin : begin + len(some)])
+            yield from prompt_logprobs(self.device, logits, some, k)
+
+    @property
+    def _rows_of_logits(self) -> int:
+        """How many rows of logits are computed at once."""
+        return max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
 
     def _kv_budget(self) -> tuple[int, dict[str, int]]:
         """Bytes for KV blocks, and the terms of the sum."""
@@ -169,8 +181,8 @@ class ModelRunner:
         """Memory that one full step takes, measured on a part of it and scaled up.
 
         Activations grow with the tokens of a step, so a quarter of a second of work is enough
-        to measure them; logits are bounded by their piece. This is an ordinary step over a
-        made-up plan, so it also compiles and warms what the first request will need.
+        to measure them; logits are bounded by `_LOGITS_AT_ONCE`. This is an ordinary step over
+        an artificial plan, so it also compiles and warms what the first request will need.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
         # Positions are prepared up to the window only (`models.loader`).
@@ -208,7 +220,7 @@ class ModelRunner:
             logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache "
                            "holds", blocks * size, window)  # fmt: skip
             window = blocks * size
-        # No more than four pools: what waits beyond that had better not be kept.
+        # At most four times the pool: more preempted requests than that are better recomputed.
         swap = terms.get("swap", self._swap_space)
         host_blocks = min(swap // self._block_bytes, 4 * blocks)
         return self._bare_limits(blocks + 1, window, terms, host_blocks)
