@@ -8,7 +8,7 @@
     |-- ConfigError (ValueError)              the operator's fault: this engine cannot start
     |   |-- ModelNotFoundError                no such folder, file, or name
     |   |-- CheckpointError                   weights or their description are broken or unknown
-    |   `-- NotEnoughMemoryError              no room for the weights or for one KV block
+    |   `-- NotEnoughMemoryError              too little for the weights or for one KV block
     `-- EngineError (RuntimeError)            our fault
         `-- EngineDeadError                   the engine has stopped; `reason` says why
 
@@ -60,7 +60,7 @@ class ConfigError(OctavoError, ValueError):
 
 
 class ModelNotFoundError(ConfigError):
-    """The model's path or name leads nowhere."""
+    """The model's path or name does not exist."""
 
 
 class CheckpointError(ConfigError):

@@ -1,4 +1,4 @@
-"""`LLM`: the offline face, over an engine in this process."""
+"""`LLM`: the offline interface, over an engine in this process."""
 
 import itertools
 import time
@@ -41,7 +41,7 @@ class LLM:
     Keywords are the fields of `config.EngineConfig`, in vLLM's names; `scheduler` also takes a
     policy object of `octavo.schedulers`. Single tokens are not watched here, so by default a step
     is filled with the prompts that wait: 7% more throughput than a server's `fifo`. Raises
-    ConfigError for an unknown or unfit keyword, a missing or broken model, or too little memory.
+    ConfigError for an unknown or invalid keyword, a missing or broken model, or too little memory.
 
     >>> llm = LLM("smollm2")
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].outputs[0].text
@@ -65,7 +65,7 @@ class LLM:
         config: EngineConfig,
         policy: Policy | None = None,
     ) -> "LLM":
-        """An LLM over an executor of one's own, such as `engine.fake.FakeRunner`."""
+        """An LLM over a given executor, such as `engine.fake.FakeRunner`."""
         llm = cls.__new__(cls)
         llm._setup(config, policy or create_policy(config.scheduler), executor, tokenizer)
         return llm
@@ -177,7 +177,7 @@ class LLM:
         return SamplingParams(**self.engine.limits.generation_defaults)
 
     def close(self) -> None:
-        """Give back the memory. The LLM is of no use afterwards."""
+        """Release the memory. The LLM cannot be used afterwards."""
         self.engine.close()
 
     def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:

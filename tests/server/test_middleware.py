@@ -174,7 +174,7 @@ def test_a_body_that_never_ends_is_given_up(monkeypatch):
 
         await BodyLimit(reads, 1)({"type": "http", "headers": []}, never, None)
 
-    with pytest.raises(Exception, match="did not come within"):
+    with pytest.raises(Exception, match="did not arrive within"):
         asyncio.run(run())
 
 

@@ -9,7 +9,7 @@ from octavo.config import EngineConfig, ServerConfig, add_flags
 from octavo.log import api_key_from_environment, configure
 from octavo.server.listener import bind
 
-# vLLM's name for a flag of ours.
+# vLLM's names for flags that have another name here.
 _ALIASES = {
     "--scheduling-policy": ("scheduler", str),
     "--shutdown-timeout": ("drain_timeout", float),
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     asked = {"model": args.model, **engine_options(args, ("model",))}
     config = EngineConfig.from_options({"load_progress": sys.stderr.isatty(), **asked})
     with bind(options.host, options.port, options.stall_timeout) as listener:
-        # Imported late, so that a wrong flag or a taken port does not wait for a web framework.
+        # Imported late: a wrong flag or a port in use is reported without the web framework.
         from octavo.server.run import serve
 
         return serve(listener, config, options)

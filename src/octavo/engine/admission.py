@@ -1,9 +1,9 @@
 """The one check of a request: against the model, and against what the scheduler heeds.
 
-Whoever makes a `Submission` admits it before the engine hears of it, and nobody checks it again.
-Of several requests that belong together all are admitted before the first one is added, so a
-bad one costs nothing. Not checked here: whether there is room, which only the queue's owner
-knows, and the sampling parameters by themselves, which check what they can when they are made.
+The caller that makes a `Submission` admits it before it goes to the engine; it is not checked
+again. Requests that belong together are all admitted before the first one is added, so an
+invalid one costs nothing. Not checked here: queue limits, which the queue's owner enforces, and
+the sampling parameters by themselves, which `SamplingParams` checks when it is made.
 """
 
 from collections.abc import Iterable

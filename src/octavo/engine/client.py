@@ -147,7 +147,7 @@ def _append(old: CompletionOutput, new: CompletionOutput) -> None:
 
 
 class EngineClient:
-    """Starts an engine process and talks to it. Lives on one event loop."""
+    """Starts an engine process and communicates with it, on one event loop."""
 
     def __init__(self, config: EngineConfig, executor: str = EXECUTOR) -> None:
         self.config = config
@@ -199,8 +199,8 @@ class EngineClient:
         launch = Launch(
             self.config, self._address("inbox"), self._address("outbox"), self._launch_executor
         )
-        # Its standard input is open for as long as this process lives, which is how it notices
-        # our end; in a session of its own it does not get a terminal's Ctrl-C.
+        # Its standard input closes when this process ends, however it ends: the engine process
+        # then exits. In its own session it does not receive a terminal's Ctrl-C.
         process = subprocess.Popen(
             [sys.executable, "-m", "octavo.engine.process"],
             stdin=subprocess.PIPE,
@@ -235,7 +235,7 @@ class EngineClient:
         """Send admitted requests to the engine; returns when it has queued all of them.
 
         All or none: raises QueueFullError when they do not fit in the queue or the scheduler
-        turns one away, RequestError as the engine raised it, EngineError, EngineDeadError.
+        refuses one, RequestError as the engine raised it, EngineError, EngineDeadError.
         """
         self.check_queue(len(submissions))
         batch = Batch(self, [submission.request_id for submission in submissions])
@@ -389,7 +389,7 @@ def _wait_for(
     exited: Callable[[int], None],
 ) -> None:
     code = process.wait()
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(exited, code)
 
 

@@ -77,7 +77,7 @@ class Engine:
         """Queue a request that `admission.admit` has let pass.
 
         Raises RequestError if its id is in flight, QueueFullError when too many wait or the
-        policy turns it away, EngineDeadError when the engine has stopped.
+        policy refuses it, EngineDeadError when the engine has stopped.
         """
         self._check_alive()
         if self.scheduler.num_waiting >= self.config.waiting_limit:
@@ -128,7 +128,7 @@ class Engine:
         return self._dead is None and self.scheduler.has_work()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes that no running request holds. False if some are held."""
+        """Forget the cached prefixes. False if running requests still hold some."""
         return self.scheduler.kv.reset_prefix_cache()
 
     def close(self) -> None:

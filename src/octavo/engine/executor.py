@@ -1,4 +1,4 @@
-"""Where a plan is run: here, and later on tensor-parallel ranks or on Ray.
+"""Where a plan is run: in this process; later, on tensor-parallel ranks or on Ray.
 
 An executor owns the runner. The engine sees only this contract, so that it, the scheduler and
 the server are tested without weights (`engine.fake`).
@@ -12,7 +12,7 @@ from octavo.errors import ConfigError
 
 
 class Executor(Protocol):
-    """Runs plans. `limits` is known once the model is loaded."""
+    """Runs plans. Made with the model loaded, so `limits` are known."""
 
     limits: RunnerLimits
 
@@ -25,7 +25,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back the memory. The executor is of no use afterwards."""
+        """Release the memory. The executor cannot be used afterwards."""
         ...
 
 

@@ -39,7 +39,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
-    """End requests; ids that are not in flight are let pass."""
+    """End requests; ids that are not in flight are ignored."""
 
     request_ids: Sequence[str]
 
@@ -118,7 +118,7 @@ class Stats(msgspec.Struct, tag="stats", array_like=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
-    """The process runs, even where a step takes long."""
+    """A heartbeat, sent also while a step takes long."""
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):

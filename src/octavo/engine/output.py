@@ -238,7 +238,7 @@ class _State:
         )
 
     def _detokenizer(self) -> Detokenizer:
-        # Which id ends a choice is the engine's to say (`_shown`), so none is hidden here.
+        # The engine decides which id ends a choice (`_shown`), so the detokenizer hides none.
         return Detokenizer(self.tokenizer, self.params, self.prompt_ids, stop_ids=())
 
     def _shown(self, ids: Sequence[int], reason: FinishReason | None) -> Sequence[int]:

@@ -1,11 +1,11 @@
 """The engine's own process: inbox, loop, outbox, death notice.
 
-Between two steps it reads every command that has come, and never waits while there is work: what
-it sends is handed to ZeroMQ's own thread, so a step never waits for a socket. Idle, it sleeps on
-the inbox. It leaves when it is told to, or when its standard input ends, which is how it learns
-that the web process is gone, however that died. Signals are the web process's business.
+Between two steps it reads every command that has arrived, and never waits while there is work:
+sending hands a message to ZeroMQ's own thread, so a step never waits for a socket. Idle, it sleeps
+on the inbox. It exits on `Stop`, or when its standard input closes, which happens when the web
+process ends for any reason. Signals are handled by the web process.
 
-Exit code 0: told to stop. 1: it died, and its last message said why.
+Exit code 0: it was stopped. 1: it failed, and its last message said why.
 """
 
 import signal
@@ -53,7 +53,7 @@ class Outbox:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)  # never blocks; what waits is bounded by the requests' lengths
+        self._socket.set_hwm(0)  # never blocks; the backlog is bounded by the requests' lengths
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
@@ -66,7 +66,7 @@ class Outbox:
 
 
 class Loop:
-    """Commands in, steps, reports out, until `Stop` comes or the parent is gone."""
+    """Commands in, steps, reports out, until `Stop` arrives or the parent process ends."""
 
     def __init__(
         self, engine: Engine, inbox: "zmq.Socket[bytes]", outbox: Outbox, parent: IO[bytes]
@@ -92,7 +92,7 @@ class Loop:
                 self._report(time.monotonic())
 
     def _read(self, wait: bool) -> None:
-        """Act on all commands that have come; `wait` for one if nothing is to be done."""
+        """Execute all commands that have arrived; `wait` for one if there is no work."""
         ready = dict(self._poller.poll(0))
         if wait and not ready:
             self._stats_due = 0.0
@@ -101,7 +101,7 @@ class Loop:
         if self._inbox in ready:
             self._read_inbox()
         if self._parent in ready and not self._stop:
-            logger.warning("the web process is gone; the engine stops")
+            logger.warning("the web process has ended; the engine stops")
             self._stop = True
 
     def _read_inbox(self) -> None:
@@ -140,7 +140,7 @@ class Loop:
 
 
 def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threading.Event) -> None:
-    """Tell that the process runs, from a thread of its own: a step may take long."""
+    """Send a heartbeat from a thread of its own, also while a step takes long."""
     outbox = Outbox(context, address)
     while not done.wait(BEAT_SECONDS):
         outbox.send(Beat())
@@ -150,7 +150,7 @@ def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threadi
 def _load(launch: Launch) -> Engine:
     module, _, name = launch.executor.partition(":")
     executor: Executor = getattr(import_module(module), name)(launch.config)
-    # The web side bounds the queue, because only there a refusal can still become a status.
+    # The web process bounds the queue; it answers 503 before anything is sent here.
     config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
     return Engine(config, executor, create_policy(config.scheduler))
 
@@ -189,8 +189,8 @@ def serve(launch: Launch, parent: IO[bytes]) -> int:
 
 def main() -> int:
     """The process's entry: reads its Launch from standard input, which it then watches."""
-    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole group; the web process
-    # drains first and then says Stop.
+    # A terminal's Ctrl-C and a supervisor's SIGTERM reach the whole process group; the web process
+    # drains first and then sends Stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure()

@@ -20,7 +20,7 @@ from octavo.core.scheduler import Scheduler, Update
 
 WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
-_UNREAD_STEPS = 16384  # a server reads four times a second; offline nobody does
+_UNREAD_STEPS = 16384  # a server drains them four times a second; offline they are never drained
 
 # vLLM's buckets, with finer ones in front: a small model on CPU is below vLLM's first.
 _TTFT = (

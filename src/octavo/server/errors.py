@@ -16,7 +16,7 @@ RETRY_AFTER_SECONDS = 1
 
 
 class HTTPError(OctavoError):
-    """An answer that is an error: what the client is told, and with which HTTP status."""
+    """An error as an answer: the HTTP status, and the fields of the error shape."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class HTTPError(OctavoError):
 
     @property
     def kind(self) -> str:
-        """OpenAI's word for it, which tells the caller's fault from ours."""
+        """OpenAI's `type`, which tells the caller's fault from the server's."""
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def unavailable(message: str, code: str) -> HTTPError:
 
 
 def fault_of(error: Exception) -> HTTPError:
-    """What the client is told of `error`. An error that is not ours says nothing of itself."""
+    """The answer for `error`. Unexpected exceptions are not disclosed."""
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, QueueFullError):

@@ -56,7 +56,7 @@ async def make_submission(
 
 
 def check_queue(service: Service, count: int) -> None:
-    """Raise QueueFullError unless there is room for `count` more requests."""
+    """Raise QueueFullError unless the queue takes `count` more requests."""
     try:
         service.client.check_queue(count)
     except QueueFullError as error:
@@ -71,7 +71,7 @@ async def submit(
     kind: str,
     prompted: Sequence[Prompted],
 ) -> "Generation":
-    """Start generating. Raises QueueFullError when the prompts are turned away."""
+    """Start generating. Raises QueueFullError when the prompts are refused."""
     name = request_id(request, body.request_id)
     model = service.model_name(body.model)
     try:

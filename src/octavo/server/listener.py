@@ -1,4 +1,4 @@
-"""The server's socket. It is taken first, so that a conflict shows before anything is loaded."""
+"""The server's socket. It is bound first, so that a conflict shows before anything is loaded."""
 
 import socket
 
@@ -8,12 +8,12 @@ _BACKLOG = 2048
 
 
 def bind(host: str, port: int, stall_timeout: float) -> socket.socket:
-    """A listening socket. Raises ConfigError, naming host and port, when it cannot be had.
+    """A listening socket. Raises ConfigError, naming host and port, when it cannot be bound.
 
-    It listens at once, so that a second server fails at once; it can be had again right after a
-    crash, but never by two servers at a time. The kernel drops clients that take nothing, and
-    sends each event at once: held back for company (Nagle), it would wait 40 ms for the client's
-    acknowledgement of the one before. asyncio sees to that only where the protocol is named.
+    It listens at once, so that a second server on the port fails at start; the port is free again
+    right after a crash. The kernel drops clients that acknowledge nothing for `stall_timeout`
+    seconds. asyncio sets TCP_NODELAY only on sockets created with IPPROTO_TCP; without it each
+    event waits up to 40 ms for a delayed ACK of the one before.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(

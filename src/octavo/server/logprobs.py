@@ -49,7 +49,7 @@ class TokenFormatter:
         self._hidden = tokenizer.special_ids if skip_special else frozenset[int]()
 
     def raw(self, token: int) -> bytes:
-        """What the token adds to the text: nothing, if it is not shown."""
+        """The bytes that the token adds to the text: none, if it is hidden."""
         return b"" if token in self._hidden else self._tokenizer.token_bytes(token)
 
     def text(self, token: int) -> str:

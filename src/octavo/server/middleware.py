@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: the key, and the size of its body.
+"""Middleware for every request: the API key, and limits on the body's size and time.
 
 Plain ASGI, because a wrapper that copies streams would hide the client's disconnect.
 """
@@ -11,14 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.errors import HTTPError
 
-# Answered without a key: it says only whether the engine lives.
+# Answered without a key: it says only whether the engine is healthy.
 OPEN_PATHS = frozenset(("/health",))
 BODY_SECONDS = 60.0
 _MB = 1 << 20
 
 
 async def refuse(fault: HTTPError, send: Send) -> None:
-    """Answer with `fault`. What is still coming of the body is dropped by the HTTP server."""
+    """Answer with `fault`. The HTTP server drops the rest of the body."""
     body = fault.json()
     headers = {
         "content-type": "application/json",
@@ -33,8 +33,7 @@ async def refuse(fault: HTTPError, send: Send) -> None:
 class KeyGuard:
     """Asks for `Authorization: Bearer KEY` on every path but `/health`; compares in constant time.
 
-    Paths are compared as they are: no variant of a path is open by accident, because nothing is
-    open but the one exact path.
+    Paths are compared exactly, so that no variant of the open path is open by accident.
     """
 
     def __init__(self, app: ASGIApp, key: str | None, root_path: str = "") -> None:
@@ -62,7 +61,7 @@ class KeyGuard:
         if len(given) != 1 or self._key is None:
             return False
         scheme, _, key = given[0].partition(b" ")
-        # Both are checked, so that the time does not tell a wrong scheme from a wrong key.
+        # Both are checked, so that timing does not distinguish a wrong scheme from a wrong key.
         same = hmac.compare_digest(key, self._key)
         return scheme.lower() == b"bearer" and same
 
@@ -94,7 +93,7 @@ class BodyLimit:
                 message = await asyncio.wait_for(receive(), BODY_SECONDS)
             except asyncio.TimeoutError:
                 raise HTTPError(
-                    408, f"the body did not come within {BODY_SECONDS:g} s", code="timeout"
+                    408, f"the body did not arrive within {BODY_SECONDS:g} s", code="timeout"
                 ) from None
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
@@ -113,7 +112,7 @@ class BodyLimit:
 
 
 def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """The Content-Length, or 0 where there is none (or none that the HTTP parser let pass)."""
+    """The Content-Length, or 0 if there is none."""
     for name, value in headers:
         if name == b"content-length" and value.isdigit():
             return int(value)

@@ -1,8 +1,8 @@
-"""What comes in over HTTP: typed request bodies, and the sampling parameters they ask for.
+"""What comes in over HTTP: typed request bodies, and their sampling parameters.
 
 A body is strict JSON: no duplicate keys, no NaN, no lone surrogates. `null` is the same as
 absent. A field that is not known, or known but not supported, is refused by name; a short list
-of OpenAI's fields that ask for nothing here is accepted. Ranges are checked in one place,
+of OpenAI's fields that have no effect here is accepted. Ranges are checked in one place,
 `SamplingParams`; this module checks names and types.
 """
 
@@ -23,7 +23,7 @@ NO_OPS = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
 
-# Known fields that are refused, with the values that ask for nothing and so may be sent.
+# Known fields that are refused, with the values that are harmless and so may be sent.
 RefusedFields = dict[str, tuple[object, ...]]
 
 
@@ -57,7 +57,7 @@ _UNSUPPORTED_CHAT = _UNSUPPORTED | _refused(
     add_special_tokens=False,
     modalities=["text"],
 )
-# Clients send an assistant's message back as they got it, with everything that it did not use.
+# Clients send an assistant's message back as they received it, unused fields included.
 _UNSUPPORTED_MESSAGE = _refused(
     "tool_call_id function_call refusal audio reasoning reasoning_content",
     tool_calls=[],
@@ -187,7 +187,7 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
 
 
 class _NotANumber:
-    """Stands for NaN, Infinity or 1e999 until the check of its field can name it."""
+    """A placeholder for NaN, Infinity or 1e999, so that the error can name its field."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -197,7 +197,7 @@ class _NotANumber:
 
 
 def _load_object(raw: bytes, oddities: list[str]) -> dict[str, Any]:
-    """The JSON object in `raw`. Numbers that are none are also listed in `oddities`."""
+    """The JSON object in `raw`. Invalid numbers are also listed in `oddities`."""
 
     def odd(text: str) -> _NotANumber:
         oddities.append(text[:20])
@@ -245,7 +245,7 @@ def _kept(
     refused: RefusedFields,
     where: str = "",
 ) -> dict[str, Any]:
-    """The fields to look at: known, and not null. Raises RequestError for those to refuse."""
+    """The known fields that are not null. Raises RequestError for those to refuse."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if name in known:
@@ -276,7 +276,7 @@ def _short(value: object) -> str:
 
 
 def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
-    """Turn msgspec's complaint, such as `Expected ..., got ... - at $.a[0].b`, into ours."""
+    """Raise our error for msgspec's, such as `Expected ..., got ... - at $.a[0].b`."""
     reason, _, place = text.partition(" - at `$")
     path = place.rstrip("`").lstrip(".").replace("[...]", "")
     if missing := re.match(r"Object missing required field `(.*)`", reason):
@@ -299,7 +299,7 @@ _SHARED = tuple(
 
 
 def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """What `body` asks for; `defaults` (the model's own) fill the fields that it leaves out."""
+    """The parameters of `body`; `defaults` (the model's own) fill the fields that are absent."""
     _check_stream(body)
     options = dict(defaults)
     for name in _SHARED:

@@ -1,4 +1,4 @@
-"""What goes out over HTTP: the shapes of answers, of the chunks of a stream, and their JSON.
+"""What goes out over HTTP: the shapes of answers and of the chunks of a stream.
 
 One struct serves a whole answer and a chunk of a stream: a field that is UNSET is not sent.
 """

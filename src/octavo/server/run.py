@@ -1,4 +1,4 @@
-"""One server from its socket to its exit code.
+"""One server, from its socket to its exit code.
 
 It answers while the model loads (`/health` with 503), and while it drains.
 """
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would end the process with the signal, not with 0."""
+    """Installs no signal handlers: uvicorn's end the process with the signal, not with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Runner:
                 access_log=False,
                 server_header=False,
                 root_path=options.root_path,
-                # Only the last resort: `abort_all` ends what is left after the drain.
+                # A last resort: `abort_all` ends the requests that outlast the drain.
                 timeout_graceful_shutdown=int(options.drain_timeout) + 5,
             )
         )
@@ -95,12 +95,12 @@ class Runner:
 def serve(
     listener: socket.socket, config: EngineConfig, options: ServerConfig, executor: str = EXECUTOR
 ) -> int:
-    """Serve on `listener` until told to stop; returns the exit code."""
-    # Of uvicorn's own words only what went wrong inside: bad requests are not worth a line each.
-    words = logging.getLogger("uvicorn")
-    words.setLevel(logging.ERROR)
+    """Serve on `listener` until a signal or the engine's end; returns the exit code."""
+    # Of uvicorn's log only errors: bad requests are not worth a line each.
+    uvicorn_logger = logging.getLogger("uvicorn")
+    uvicorn_logger.setLevel(logging.ERROR)
     for handler in logging.getLogger("octavo").handlers:
-        words.addHandler(handler)
+        uvicorn_logger.addHandler(handler)
 
     _allow_many_connections()
 
@@ -111,14 +111,14 @@ def serve(
 
 
 def _allow_many_connections() -> None:
-    """Each connection takes a file descriptor, and the usual limit is 1024."""
+    """Raise the limit on file descriptors, usually 1024: each connection takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # some systems count in another way
+    with contextlib.suppress(ValueError, OSError):  # not settable everywhere
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def banner(service: Service, address: str) -> list[str]:
-    """What an operator wants to know, ending with the line to try."""
+    """The start-up summary for the operator, ending with a command to try."""
     limits, config = service.limits, service.config
     gib = 1 << 30
     memory = ", ".join(f"{name} {size / gib:.2f} GiB" for name, size in limits.memory.items())

@@ -1,9 +1,9 @@
-"""Answers that take a while: whole or as server-sent events, given up when the client is gone.
+"""Answers that take a while, whole or as server-sent events; cancelled when the client disconnects.
 
-Both run the same race: the work against the client's disconnect. A closed or reset connection,
-also one closed for writing only, cancels the work at once, whose clean-up aborts the request in
-the engine. A client that reads nothing for `stall_timeout` seconds is treated as gone: what it
-does not read waits in the request's one output (see `engine.client`), not in a growing queue.
+Both race the work against the client's disconnect. A closed or reset connection, also one closed
+for writing only, cancels the work at once, whose clean-up aborts the request in the engine. A
+client that reads nothing for `stall_timeout` seconds is treated as disconnected: its unread text
+waits, merged, in one place (see `engine.client`), not in a growing queue.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def event(value: Any) -> bytes:
 class Answer(Response):
     """An ASGI response whose body is made while the client waits: `make` gives the value.
 
-    `close` is called once, at the end, with the error that the client was told, if any.
+    `close` is called once, at the end, with the error that the client received, if any.
     """
 
     def __init__(self, make: Coroutine[Any, Any, Any], headers: Headers, close: Close) -> None:
@@ -61,7 +61,7 @@ class Answer(Response):
         work = asyncio.ensure_future(self._make)
         error: Exception | None = None
         try:
-            if await _gone_first(work, receive):
+            if await _disconnected_first(work, receive):
                 return
             failed = work.exception()
             error = failed if isinstance(failed, Exception) else None
@@ -105,10 +105,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._write(send))
         try:
-            gone = await _gone_first(work, receive, self._stalled, self._stall_timeout / 4)
+            disconnected = await _disconnected_first(
+                work, receive, self._stalled, self._stall_timeout / 4
+            )
         finally:
             self._close(self._error)
-        if not gone:
+        if not disconnected:
             work.result()
 
     async def _write(self, send: Send) -> None:
@@ -129,7 +131,7 @@ class EventStream(Response):
         try:
             async for value in self._values:
                 await put(event(value))
-        except Exception as error:  # noqa: BLE001 - told to the client, and logged
+        except Exception as error:  # noqa: BLE001 - sent to the client, and logged
             self._error = error
             await put(event(log_fault(error).body()))
         finally:
@@ -147,30 +149,32 @@ class EventStream(Response):
 
 
 def log_fault(error: Exception) -> HTTPError:
-    """The fault to tell the client; our own unexpected errors go to the log with their trace."""
+    """The answer for an error; unexpected exceptions go to the log with their trace."""
     fault = fault_of(error)
     if fault.code == "internal_error":
         logger.error("a request failed", exc_info=error)
     return fault
 
 
-async def _gone_first(
+async def _disconnected_first(
     work: asyncio.Future[Any],
     receive: Receive,
     stalled: Callable[[], bool] | None = None,
     interval: float | None = None,
 ) -> bool:
-    """Wait for `work`. True if the client went away or stalled before: `work` is then cancelled."""
-    gone = asyncio.ensure_future(_disconnected(receive))
+    """Wait for `work`. True if the client disconnected or stalled first, and `work` was cancelled."""
+    disconnect = asyncio.ensure_future(_disconnected(receive))
     try:
         while True:
-            await asyncio.wait({work, gone}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {work, disconnect}, timeout=interval, return_when=asyncio.FIRST_COMPLETED
+            )
             if work.done():
                 return False
-            if gone.done() or (stalled and stalled()):
+            if disconnect.done() or (stalled and stalled()):
                 return True
     finally:
-        gone.cancel()
+        disconnect.cancel()
         if not work.done():
             work.cancel()
             await asyncio.wait({work})
