@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests import kit
 from tests.models import toys
+from tests.models.test_decoder import VARIANTS
 
 from octavo import LLM, SamplingParams
 from octavo.attention import registry
@@ -51,6 +52,20 @@ def test_a_captured_step_gives_the_bits_of_an_ordinary_one(tmp_path, budget, kv)
     assert steps(captured) == f"captured up to {min(budget, 256)} tokens"
     ordinary = make(folder, eager=True, max_num_batched_tokens=budget, kv_cache_dtype=kv)
     assert answers(captured) == answers(ordinary)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["gemma2", "gemma3", "phi3", "olmo2", "olmo3-yarn", "granite", "smollm3", "ministral3"],
+)
+def test_steps_of_every_family_are_captured(tmp_path, variant):
+    family, changes = VARIANTS[variant]
+    vocab = kit.write_tokenizer(tmp_path)
+    sizes = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 16, "vocab_size": vocab}
+    toys.save(toys.make(family, **{**changes, **sizes}), tmp_path)
+    captured = make(tmp_path, max_num_batched_tokens=33)
+    assert steps(captured) == "captured up to 33 tokens"
+    assert answers(captured) == answers(make(tmp_path, eager=True, max_num_batched_tokens=33))
 
 
 def rows(*given):

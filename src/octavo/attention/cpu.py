@@ -73,7 +73,7 @@ class CpuAttention:
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
     ) -> None:
         """See AttentionBackend.write."""
-        if cache.dtype not in cpu_ops.CODES:
+        if cache.dtype not in cpu_ops.CODES and key.dtype != cache.dtype:
             key, value = key.to(cache.dtype), value.to(cache.dtype)
         key, value = _in_rows(key), _in_rows(value)
         cpu_ops.rope_write(None, key, value, None, None, cache, meta.slots, meta.block_size)

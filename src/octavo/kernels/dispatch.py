@@ -20,6 +20,7 @@ class Ops:
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Pair]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
+    row_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
     add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rope: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]

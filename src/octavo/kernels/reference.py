@@ -16,7 +16,7 @@ def rms_norm(
     """y = r / sqrt(mean(r^2) + eps) * weight with r = x + residual, of [T, H].
 
     Returns (y, r). With a residual, r is rounded to its dtype and stored in it, and the norm is
-    taken of the rounded values; without one, r is x itself.
+    taken of the rounded values; without one, r is x itself. weight may be float32 where x is not.
     """
     if residual is None:
         residual = x
@@ -28,6 +28,14 @@ def rms_norm(
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """RMS norm of each head of x [T, heads, head_dim] over head_dim, in place (Qwen3)."""
     x.copy_(_normed(x, weight, eps))
+
+
+def row_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """RMS norm of x [T, heads, head_dim] over all heads of a token together, in place (OLMo 2).
+
+    weight: [heads * head_dim].
+    """
+    x.copy_(_normed(x.flatten(1), weight, eps).view(x.shape))
 
 
 def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

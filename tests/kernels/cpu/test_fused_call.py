@@ -38,6 +38,46 @@ def test_rms_norm(dtype, shape, added):
     assert residual is None or found_sum.data_ptr() == residual.data_ptr()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_weights_in_float32(shape):
+    ops, weight = cpu_ops.CpuOps(torch.bfloat16), 1 + random(shape[1], seed=1) / 64
+    x, residual = (random(*shape, dtype=torch.bfloat16, seed=n) for n in (0, 2))
+    kept = residual.clone()
+    wanted = reference.rms_norm(x.clone(), weight, 1e-5, kept)[0]
+    check(ops.rms_norm(x, weight, 1e-5, residual)[0], wanted)
+    # A weight that is rounded first gives other bits in one value of six or more.
+    rounded = reference.rms_norm(kept, weight.bfloat16(), 1e-5)[0]
+    found = ops.rms_norm(kept, weight, 1e-5)[0]
+    assert (found != wanted).float().mean() < 0.05
+    assert shape[1] < 64 or (rounded != wanted).float().mean() > 0.15
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dim", [8, 40, 256])
+def test_head_norm_and_row_norm(dtype, wide, dim):
+    ops, tokens, heads = cpu_ops.CpuOps(dtype), 19, 5
+    packed = random(tokens, heads + 2, dim, dtype=dtype)
+    for name, size in (("head_norm", dim), ("row_norm", heads * dim)):
+        weight = 1 + random(size, dtype=torch.float32 if wide else dtype, seed=3) / 4
+        found, wanted = packed.clone(), packed.clone()
+        getattr(ops, name)(found[:, 1 : heads + 1], weight, 1e-6)
+        getattr(reference, name)(wanted[:, 1 : heads + 1], weight, 1e-6)
+        check(found[:, 1 : heads + 1], wanted[:, 1 : heads + 1])
+        assert torch.equal(found[:, :: heads + 1], packed[:, :: heads + 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_add(dtype, shape, scale):
+    x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=2)
+    kept = residual.clone()
+    found = cpu_ops.CpuOps(dtype).add(x, residual, scale)
+    check(found, reference.add(x, kept, scale))
+    assert found is residual
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])

@@ -74,10 +74,18 @@ def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> i
 
 # -- fused kernels (see `fused`) ----------------------------------------------------------------
 
+# Strides are bytes from row to row; a residual is without gaps.
 RMS_NORM = Arguments(
     "fused:rms_norm",
     counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
-    residual=_POINTER, weight=_POINTER, out=_POINTER, size=_I64, eps=_F64,
+    x_stride=_I64, residual=_POINTER, weight=_POINTER, out=_POINTER, out_stride=_I64, size=_I64,
+    eps=_F64,
+)  # fmt: skip
+
+ADD = Arguments(
+    "fused:add",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
+    residual=_POINTER, size=_I64, scale=_F64,
 )  # fmt: skip
 
 ACTIVATION = Arguments(

@@ -1,6 +1,7 @@
 """What stands between the products of a layer, each in one pass over its rows.
 
     rms_norm    r = x + residual, rounded and stored; y = r / sqrt(mean(r^2) + eps) * weight
+    add         residual + scale * x, stored in the residual
     activation  silu(gate) * up or gelu(gate) * up (tanh form) of [gate | up]
     rope_write  head norm and rotary embedding of q (in place) and k, then k and v to the cache
 
@@ -49,7 +50,8 @@ from octavo.kernels.cpu.simd import (
 )  # fmt: skip
 
 _NORM, _ACTIVATION, _ROPE = abi.RMS_NORM.offset, abi.ACTIVATION.offset, abi.ROPE_WRITE.offset
-_ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all three
+_ADD = abi.ADD.offset
+_ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all four
 _ONE = np.float32(1.0)
 _LOG2E = 1.4426950408889634
 
@@ -99,23 +101,25 @@ def _by_rows(row: Any) -> Any:
     return kernel
 
 
-def rms_norm(dtype: str) -> Any:
-    """See `reference.rms_norm`; x, residual and out are [rows, size] without gaps."""
+def rms_norm(variant: str) -> Any:
+    """See `reference.rms_norm` and `reference.row_norm`.
+
+    `variant` is the dtype of x, residual and out [rows, size], and of weight [size] unless "-wide"
+    follows: then weight is float32. Strides apply to x and out; out may be x.
+    """
+    dtype, _, wide = variant.partition("-")
     size, read, write = _memory(dtype == "bfloat16")
+    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and not wide)
 
     @jit
     def row(a, index):
         n = geti(a + _NORM.size)
-        start = index * n * size
-        x, out, weight = (
-            geti(a + _NORM.x) + start,
-            geti(a + _NORM.out) + start,
-            geti(a + _NORM.weight),
-        )
+        x, weight = geti(a + _NORM.x) + index * geti(a + _NORM.x_stride), geti(a + _NORM.weight)
+        out = geti(a + _NORM.out) + index * geti(a + _NORM.out_stride)
         residual = x
         total = vsplat(np.float32(0.0))
         if geti(a + _NORM.residual) != 0:
-            residual = geti(a + _NORM.residual) + start
+            residual = geti(a + _NORM.residual) + index * n * size
             for i in range(0, n, LANES):
                 here = residual + i * size
                 write(here, vadd(read(here, n - i), read(x + i * size, n - i)), n - i)
@@ -129,7 +133,25 @@ def rms_norm(dtype: str) -> Any:
         factor = vsplat(_ONE / np.sqrt(mean))
         for i in range(0, n, LANES):
             value = vmul(read(residual + i * size, n - i), factor)
-            write(out + i * size, vmul(value, read(weight + i * size, n - i)), n - i)
+            scale = read_weight(weight + i * weight_size, n - i)
+            write(out + i * size, vmul(value, scale), n - i)
+
+    return _by_rows(row)
+
+
+def add(dtype: str) -> Any:
+    """See `reference.add`; x and residual are [rows, size] without gaps."""
+    size, read, write = _memory(dtype == "bfloat16")
+
+    @jit
+    def row(a, index):
+        n, scale = geti(a + _ADD.size), vsplat(np.float32(getd(a + _ADD.scale)))
+        x = geti(a + _ADD.x) + index * n * size
+        residual = geti(a + _ADD.residual) + index * n * size
+        for i in range(0, n, LANES):
+            here = residual + i * size
+            value = vfma(read(x + i * size, n - i), scale, read(here, n - i))
+            write(here, value, n - i)
 
     return _by_rows(row)
 
@@ -233,7 +255,8 @@ def _coded(kind: str, read: Any, size: int) -> Any:
 def rope_write(variant: str) -> Any:
     """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
 
-    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8").
+    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8"),
+    or "wide" where norm weights are float32 and q, k and v are not ("bfloat16-wide").
 
     The cache's layout is that of `attention`. The norm's result is not rounded before rope.
     k itself is changed only when there is no cache.
@@ -241,6 +264,10 @@ def rope_write(variant: str) -> Any:
     dtype, _, kind = variant.partition("-")
     size, read, write = _memory(dtype == "bfloat16")
     put, store = _stored(dtype == "bfloat16", write)
+    wide = kind == "wide"
+    if wide:
+        kind = ""
+    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and not wide)
     if kind:
         store = _coded(kind, read, size)
     of_token = 2 * abi.SCALE_BYTES if kind else 0  # scales of a KV head
@@ -256,7 +283,8 @@ def rope_write(variant: str) -> Any:
         factor = vsplat(_ONE / np.sqrt(vsum(total) / np.float32(head_dim) + np.float32(eps)))
         for i in range(0, head_dim, LANES):
             here = x + i * 4
-            vstore(here, vmul(vmul(vload(here), factor), read(weight + i * size, head_dim - i)))
+            scale = read_weight(weight + i * weight_size, head_dim - i)
+            vstore(here, vmul(vmul(vload(here), factor), scale))
 
     @jit
     def turn(x, cos, count):

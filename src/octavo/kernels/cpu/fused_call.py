@@ -18,6 +18,7 @@ CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 DTYPES = tuple(_NAMES)
 _PARALLEL_FROM = 16384  # values
 _pack_norm = abi.RMS_NORM.packer()
+_pack_add = abi.ADD.packer()
 _pack_activation = abi.ACTIVATION.packer()
 _pack_rope = abi.ROPE_WRITE.packer()
 
@@ -44,20 +45,47 @@ class CpuOps:
         residual: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `reference.rms_norm`."""
-        if not (x.is_contiguous() and x.dtype == weight.dtype == self.dtype):
+        if not (x.is_contiguous() and x.dtype == self.dtype and self._takes(weight)):
             return reference.rms_norm(x, weight, eps, residual)
         if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
             return reference.rms_norm(x, weight, eps, residual)
-        rows, size = x.shape
-        out = empty((rows, size), x.dtype)
-        threads, chunk = _share(rows, size)
-        arguments = _pack_norm(
-            rows=rows, chunk=chunk, x=address(x),
-            residual=0 if residual is None else address(residual), weight=address(weight),
-            out=address(out), size=size, eps=eps,
-        )  # fmt: skip
-        kernel(abi.RMS_NORM, _NAMES[self.dtype]).run(arguments, threads)
+        out = empty(x.shape, x.dtype)
+        self._rms_norm(x, weight, eps, out, residual)
         return out, x if residual is None else residual
+
+    def row_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """See `reference.row_norm`."""
+        if not (self._fits(x) and self._takes(weight)):
+            reference.row_norm(x, weight, eps)
+            return
+        rows = x.view(x.shape[0], -1)
+        self._rms_norm(rows, weight, eps, rows, None)
+
+    def _rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """x, out, residual: [rows, size]; x and out may have gaps between rows."""
+        rows, size = x.shape
+        threads, chunk = _share(rows, size)
+        itemsize = x.element_size()
+        arguments = _pack_norm(
+            rows=rows, chunk=chunk, x=address(x), x_stride=x.stride(0) * itemsize,
+            residual=0 if residual is None else address(residual), weight=address(weight),
+            out=address(out), out_stride=out.stride(0) * itemsize, size=size, eps=eps,
+        )  # fmt: skip
+        kernel(abi.RMS_NORM, self._norm_variant(weight)).run(arguments, threads)
+
+    def _takes(self, weight: torch.Tensor) -> bool:
+        return weight.is_contiguous() and weight.dtype in (self.dtype, torch.float32)
+
+    def _norm_variant(self, weight: torch.Tensor) -> str:
+        name = _NAMES[self.dtype]
+        return name if weight.dtype == self.dtype else f"{name}-wide"
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `reference.silu_and_mul`."""
@@ -80,7 +108,17 @@ class CpuOps:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """See `reference.add`."""
-        return reference.add(x, residual, scale)
+        tensors = (x, residual)
+        if not all(t.is_contiguous() and t.dtype == self.dtype for t in tensors):
+            return reference.add(x, residual, scale)
+        rows, size = x.shape
+        threads, chunk = _share(rows, size)
+        arguments = _pack_add(
+            rows=rows, chunk=chunk, x=address(x), residual=address(residual), size=size,
+            scale=scale,
+        )  # fmt: skip
+        kernel(abi.ADD, _NAMES[self.dtype]).run(arguments, threads)
+        return residual
 
     def rope(
         self,
@@ -97,7 +135,7 @@ class CpuOps:
 
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """See `reference.head_norm`."""
-        if not self._fits(x):
+        if not (self._fits(x) and self._takes(weight)):
             reference.head_norm(x, weight, eps)
             return
         rope_write(x, None, None, None, None, q_norm=weight, eps=eps)
@@ -129,7 +167,8 @@ def rope_write(
     """Head norms, rope, cache write: whatever is given, in one pass (see `fused.rope_write`).
 
     Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype: that of
-    the cache, unless it is one of CODES.
+    the cache, unless it is one of CODES. Norm weights have it, too, or are float32 if no cache is
+    given.
     """
     some = q if q is not None else k
     assert some is not None
@@ -153,6 +192,10 @@ def rope_write(
         k_norm=0 if k_norm is None else address(k_norm), eps=eps,
     )  # fmt: skip
     variant = _variant(_NAMES[some.dtype], some.dtype if cache is None else cache.dtype)
+    norm = q_norm if q_norm is not None else k_norm
+    if norm is not None and norm.dtype != some.dtype:
+        assert cache is None
+        variant = f"{_NAMES[some.dtype]}-wide"
     kernel(abi.ROPE_WRITE, variant).run(arguments, threads)
 
 
