@@ -162,7 +162,7 @@ async def _disconnected_first(
     stalled: Callable[[], bool] | None = None,
     interval: float | None = None,
 ) -> bool:
-    """Wait for `work`. True if the client disconnected or stalled first, and `work` was cancelled."""
+    """Wait for `work`. True, and `work` is cancelled, if the client leaves or stalls first."""
     disconnect = asyncio.ensure_future(_disconnected(receive))
     try:
         while True:
