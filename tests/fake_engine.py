@@ -86,16 +86,14 @@ def create(config: EngineConfig) -> ScriptedRunner:
 
 
 def main(arguments: list[str]) -> int:
-    import octavo.engine.client
     from octavo.cli import serve
     from octavo.cli.arguments import Parser
     from octavo.errors import OctavoError
 
-    octavo.engine.client.EXECUTOR = EXECUTOR
     parser = Parser(prog="octavo serve")
     serve.add_arguments(parser)
     try:
-        return serve.run(parser.parse_args(arguments))
+        return serve.run(parser.parse_args(arguments), EXECUTOR)
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ The file is written here. The policy's gauge is in `engine.stats` and on /metric
 line anywhere.
 """
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.core.harness import Bench, alone, make
 
+import octavo
 import serving
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
@@ -78,3 +80,11 @@ def test_its_gauge_is_on_metrics(new_file: Path, tmp_path: Path) -> None:
         assert "# HELP octavo:toy_depth How deep it is.\n# TYPE octavo:toy_depth gauge\n" in text
         assert server.metric("octavo:toy_depth") == 2.5
         serving.wait_until(lambda: server.metric("octavo:toy_orders_total") > 0)
+
+
+@pytest.mark.parametrize("part", ["server", "engine/stats.py", "engine/capabilities.py"])
+def test_no_policy_is_named_where_all_are_served_alike(part: str) -> None:
+    root = Path(octavo.__file__).parent / part
+    named = re.compile(r"\b(fifo|slo|FIFOScheduler|PriorityScheduler|SLOScheduler|SLOState)\b")
+    for path in [root] if root.is_file() else root.rglob("*.py"):
+        assert not named.search(path.read_text()), path

@@ -27,7 +27,8 @@ def add_arguments(parser: Parser) -> None:
                        default=argparse.SUPPRESS, help="the same as --log-requests")  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, executor: str | None = None) -> int:
+    """Serve until a signal; returns the exit code. executor: `module:name`, for tests."""
     configure()
     given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
     given.setdefault("api_key", api_key_from_environment())
@@ -38,4 +39,4 @@ def run(args: argparse.Namespace) -> int:
         # Imported late: a wrong flag or a port in use is reported without the web framework.
         from octavo.server.run import serve
 
-        return serve(listener, config, options)
+        return serve(listener, config, options, *([executor] if executor else []))

@@ -130,8 +130,8 @@ class EngineStats:
     often the scheduling policy, or its weight_fn, failed. swap_block_seconds: what copying a
     block has taken. ttft, itl, e2e: seconds. policy: the gauges of the policy, by name.
 
-    The state that a policy shows is an attribute of the policy's name (`stats.slo`), and None
-    for a built-in policy that is not in use.
+    The state that a policy shows is an attribute of the policy's name, and None for a built-in
+    policy that is not in use.
     """
 
     throughput: float = _statistic(
