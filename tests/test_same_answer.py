@@ -111,6 +111,27 @@ def test_sch_01_preemption_changes_nothing(make, alone, mode, cache):
     llm.engine.scheduler.check()
 
 
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("blocks", [300, 9])
+def test_drafts_change_nothing(make, alone, blocks, eager, monkeypatch):
+    """Of each request's drafts some are right, then one is wrong: rows gain several tokens."""
+    llm = make(num_gpu_blocks_override=blocks, max_model_len=100, enforce_eager=eager)
+    scheduler, draw = llm.engine.scheduler, random.Random(3)
+    schedule = scheduler.schedule
+
+    def propose_and_schedule(now):
+        for request in scheduler.queues.running:
+            index, done = LENGTHS.index(request.num_prompt_tokens), request.num_output_tokens
+            right = alone[index].token_ids[done : done + draw.randrange(5)]
+            scheduler.propose(request.request_id, 0, [*right, draw.randrange(256)])
+        return schedule(now)
+
+    monkeypatch.setattr(scheduler, "schedule", propose_and_schedule)
+    check_same(ask(llm, list(range(16))), alone)
+    assert llm.engine.stats.steps < 20 or blocks == 9
+    scheduler.check()
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_sch_06_displacement_changes_nothing(make, alone, mode):
     llm = make(

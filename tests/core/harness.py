@@ -6,7 +6,7 @@ luck through a different token.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.kv_manager import KVManager
@@ -18,6 +18,8 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    num_gained,
+    row_result,
 )
 from octavo.core.policy import FIFOScheduler, Policy
 from octavo.core.request import Request
@@ -54,6 +56,8 @@ class SimulatedRunner:
         self.host: dict[int, dict[int, tuple[int, int, int]]] = {}
         self.copies = {"copy": 0, "out": 0, "in": 0}
         self.tokens = 0
+        self.drafts = 0
+        self.accepted = 0
         self.failing: set[str] = set()
         self.draw: Callable[[tuple[int, ...], SampleSpec], int] = draw
 
@@ -101,22 +105,24 @@ class SimulatedRunner:
         assert tuple(history[row.start :]) == row.token_ids
         if row.request_id in self.failing:
             return RowResult(row.request_id, error="told to fail")
-        tokens = tuple(self.draw(tuple(history), spec) for spec in row.samples)
-        logprobs = tuple(
-            None if spec.params.logprobs is None else logprobs_of(token, end)
+        tokens = [self.draw(tuple(history[: end - spec.offset]), spec) for spec in row.samples]
+        logprobs = [
+            None if spec.params.logprobs is None else logprobs_of(token, end - spec.offset)
             for token, spec in zip(tokens, row.samples, strict=True)
-        )
+        ]
         prompt = ()
         if row.num_prompt_logprobs is not None:
             prompt = tuple(logprobs_of(t, row.start + i) for i, t in enumerate(row.prompt_targets))
-        return RowResult(row.request_id, tokens, logprobs, prompt)
+        self.drafts += row.num_drafts
+        self.accepted += num_gained(row, tokens) - 1 if row.num_drafts else 0
+        return row_result(row, tokens, logprobs, prompt)
 
 
 class QuickRunner(SimulatedRunner):
     """Draws the same token always and looks at nothing: for tests of time alone."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        rows = [RowResult(row.request_id, (5,) * len(row.samples)) for row in plan.rows]
+        rows = [RowResult(row.request_id, ((5,),) * len(row.samples)) for row in plan.rows]
         return StepResult(plan.step, tuple(rows))
 
 
@@ -186,6 +192,7 @@ class Bench:
         self.requests: dict[str, Request] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
+        self.proposer: Callable[[Request], Sequence[int]] | None = None
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -201,6 +208,10 @@ class Bench:
 
     def schedule(self) -> StepPlan:
         self.steps += 1
+        if self.proposer:
+            for request in self.scheduler.queues.running:
+                drafts = self.proposer(request)
+                self.scheduler.propose(request.request_id, request.index, drafts)
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
         assert plan.num_tokens <= self.budget

@@ -12,7 +12,7 @@ import pytest
 from tests.core.harness import Bench, Outcome, alone, logprobs_of, make
 
 from octavo.core.kv_manager import KVManager
-from octavo.core.plan import SampleSpec, StepResult
+from octavo.core.plan import RowResult, SampleSpec, StepResult
 from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -473,6 +473,137 @@ def test_memory_runs_out_while_the_victim_is_in_flight(depth: int) -> None:
     same_as_alone(bench)
 
 
+# Drafts: several tokens of a row in one step.
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("right", range(6))
+def test_drafts_change_the_number_of_steps_and_nothing_else(right: int, caching: bool) -> None:
+    """`right` of 5 drafts are accepted; memory runs out, so requests are preempted too."""
+    bench = Bench(blocks=24, budget=128, caching=caching)
+    kinds = ({}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 0})
+    requests = [make(f"r{i}", prompt(20, i), 120, **kinds[i % 4]) for i in range(6)]
+    answers = {request.request_id: alone(request)[0] for request in requests}
+
+    def propose(request: Request) -> list[int]:
+        done = request.num_output_tokens
+        return [*answers[request.request_id][done : done + right], *[-1] * (5 - right)]
+
+    bench.proposer = propose
+    bench.run(requests)
+    same_as_alone(bench)
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.runner.drafts > 200
+    for name in answers:
+        entries = bench.outcomes[name, 0].logprobs
+        wanted = kinds[int(name[1:]) % 4].get("logprobs") is not None
+        assert entries == [logprobs_of(t, 20 + i) if wanted else None
+                           for i, t in enumerate(answers[name])]  # fmt: skip
+    alone_bench = Bench(budget=128)
+    alone_bench.proposer = propose
+    alone_bench.run([make("r0", prompt(20), 120)])
+    assert alone_bench.steps == 1 + -(-119 // (right + 1))
+    assert alone_bench.runner.accepted == 119 - (alone_bench.steps - 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "tokens", "reason"),
+    [
+        ((5, 6, 2, 7, 8, 9, 9), {"ignore_eos": False}, [5, 6, 2], ("stop", None)),
+        ((5, 6, 77, 7, 8, 9, 9), {"stop_token_ids": [77]}, [5, 6, 77], ("stop", 77)),
+        ((5, 6, 7, 2, 8, 2, 9), {"ignore_eos": False, "min_tokens": 4}, [5, 6, 7, 9, 8, 2],
+         ("stop", None)),
+        ((5, 6, 7, 8, 9, 10, 11), {}, [5, 6, 7, 8], ("length", None)),
+    ],
+)  # fmt: skip
+def test_an_answer_ends_inside_its_accepted_drafts(
+    script: tuple[int, ...], options: dict[str, object], tokens: list[int], reason: tuple[str, int]
+) -> None:
+    bench = Bench(budget=64)
+    bench.runner.draw = draw_script = say(*script)
+
+    def draw(history: tuple[int, ...], spec: SampleSpec) -> int:
+        token = draw_script(history, spec)
+        return 9 if spec.min_tokens_left > 0 and token in spec.stop_ids else token
+
+    bench.runner.draw = draw
+    bench.proposer = lambda request: [
+        *script[request.num_output_tokens : 3], *([9] if "min_tokens" in options else script[3:4]),
+        *script[4:],
+    ]  # fmt: skip
+    count = 4 if not options else 32
+    bench.run([make("r", prompt(12), count, logprobs=0, **options)])
+    outcome = bench.outcomes["r", 0]
+    assert outcome.token_ids == tokens
+    assert len(outcome.logprobs) == len(tokens)
+    assert (outcome.finish_reason, outcome.stop_reason) == reason
+    assert bench.runner.accepted > 1
+    assert bench.steps == 2
+    assert bench.kv.usage().cached_blocks == (len(tokens) > 4)  # none with tokens after the end
+
+
+def test_blocks_are_published_up_to_the_accepted_draft_and_the_rest_released() -> None:
+    bench = Bench(budget=64)
+    request = make("r", prompt(30), 60)
+    answer = alone(request)[0]
+    bench.add(request)
+    bench.step()  # 30 tokens computed, in 2 blocks, the first of them full
+    bench.proposer = lambda request: [*answer[1:4], *[-1] * 30]
+    (row,) = bench.schedule().rows
+    assert (row.num_drafts, len(row.token_ids), len(row.block_ids)) == (33, 34, 4)
+    assert [spec.offset for spec in row.samples] == [*range(33, -1, -1)]
+    (update,) = bench.commit()
+    assert list(update.token_ids) == answer[1:5]
+    assert (request.num_computed, len(request.tokens)) == (34, 35)
+    assert len(request.table.blocks) == 3
+    assert bench.kv.usage().cached_blocks == 2
+    bench.run()
+    same_as_alone(bench)
+
+
+def test_drafts_get_only_what_nobody_else_wants() -> None:
+    bench = Bench(budget=40, blocks=7)
+    bench.add(make("r", prompt(30), 20))
+    bench.step()
+    bench.proposer = lambda request: [-1] * 100
+    bench.add(make("s", prompt(39, 1), 5))
+    rows = bench.schedule().rows
+    assert [(row.request_id, row.num_drafts) for row in rows] == [("r", 0), ("s", 0)]
+    bench.commit()
+    rows = bench.schedule().rows
+    assert [row.num_drafts for row in rows] == [0, 0]  # each may need the one free block
+    bench.proposer = None
+    bench.run()
+    same_as_alone(bench)
+
+
+def test_drafts_are_refused_where_they_cannot_be_right() -> None:
+    bench = Bench(budget=64)
+    request = make("r", prompt(20), 6)
+    bench.add(request)
+    propose = bench.scheduler.propose
+    assert propose("r", 0, range(9))
+    assert request.drafts == (0, 1, 2, 3, 4)  # the sixth token is drawn after them
+    bench.schedule()
+    assert not propose("r", 0, [1])  # its next token comes first
+    assert not propose("r", 1, [1])
+    assert not propose("s", 0, [1])
+    bench.commit()
+    assert request.drafts == ()
+
+
+def test_a_result_that_does_not_follow_from_the_drafts_is_refused() -> None:
+    for tokens in ((), (7, 9), (8, 7, 1), (8, 9, 1, 1)):
+        bench = Bench(budget=64)
+        bench.add(make("r", prompt(20), 9))
+        bench.step()
+        bench.scheduler.propose("r", 0, [8, 9])
+        plan = bench.scheduler.schedule(0.0)
+        result = StepResult(plan.step, (RowResult("r", (tokens,)),))
+        with pytest.raises(EngineError, match="does not follow from its drafts"):
+            bench.scheduler.commit(plan, result, 0.1)
+
+
 class Spiteful(FIFOScheduler):
     """Whoever waits displaces whoever runs: without end, if the scheduler let it."""
 
@@ -520,13 +651,30 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+def drafter(bench: Bench, most: int, seed: int) -> Callable[[Request], list[int]]:
+    """Proposes up to `most` tokens, of which up to all are right, and some may follow the end."""
+    rng = random.Random(seed)
+    answers: dict[str, dict[int, list[int]]] = {}
+
+    def propose(request: Request) -> list[int]:
+        if request.request_id not in answers:
+            answers[request.request_id] = alone(
+                bench.requests[request.request_id], bench.scheduler.max_model_len
+            )
+        done = request.num_output_tokens
+        right = answers[request.request_id][request.index][done : done + rng.randint(0, most)]
+        return [*right, *rng.choices(range(1000), k=rng.randint(0, most - len(right)))]
+
+    return propose
+
+
+@pytest.mark.parametrize(("depth", "drafts"), [(1, 0), (2, 0), (3, 0), (1, 5), (3, 20)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
-@pytest.mark.parametrize("seed", range(4))
-def test_random_operations(seed: int, mode: str, policy: str, depth: int) -> None:
-    """Adds, aborts, stops, forks and steps in any order, with up to `depth` plans in flight;
-    every block accounted for each time."""
+@pytest.mark.parametrize("seed", range(2))
+def test_random_operations(seed: int, mode: str, policy: str, depth: int, drafts: int) -> None:
+    """Adds, aborts, stops, forks and steps in any order, with up to `depth` plans in flight and
+    up to `drafts` drafts a row; every block accounted for each time."""
     rng = random.Random(f"{seed}{mode}{policy}")
     bench = Bench(
         blocks=rng.choice([9, 14, 30, 200]),
@@ -538,6 +686,8 @@ def test_random_operations(seed: int, mode: str, policy: str, depth: int) -> Non
         mode=mode,
         num_host_blocks=rng.choice([0, 5, 40]),
     )
+    if drafts:
+        bench.proposer = drafter(bench, drafts, seed)
     window = bench.scheduler.max_model_len
     gone: set[str] = set()
     for number in range(40):
@@ -555,6 +705,8 @@ def test_random_operations(seed: int, mode: str, policy: str, depth: int) -> Non
             seed=number,
             ignore_eos=rng.random() < 0.5,
             prompt_logprobs=rng.choice([None, None, 0]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+            min_tokens=rng.choice([0, 0, 1]),
             salt=rng.choice([None, None, "a"]),
             priority=rng.choice([0, 0, 1, 5]),
             deadline=rng.choice([None, bench.now + 1]),

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import torch
 from tests import kit
 
@@ -28,7 +29,7 @@ def check(builder, rows, size):
             positions.append(position)
             slots.append(row.block_ids[position // size] * size + position % size)
         if row.samples:
-            last.append(begin - 1)
+            last += range(begin - 1 - row.num_drafts, begin)
     assert inputs.token_ids.tolist() == tokens
     assert meta.positions.tolist() == positions
     assert meta.slots.tolist() == slots
@@ -49,6 +50,9 @@ def test_random_plans_equal_a_plain_loop():
             start, count = draw.randrange(60), draw.randint(1, 30)
             blocks = tuple(draw.randrange(1, 1000) for _ in range(-(-(start + count) // size)))
             samples = (SPEC,) * draw.choice([0, 1, 1, 3])
+            if count > 1 and draw.random() < 0.3:  # drafts: each of the last tokens is sampled
+                offsets = range(draw.randint(1, count - 1), -1, -1)
+                samples = tuple(msgspec.structs.replace(SPEC, offset=n) for n in offsets)
             tokens = tuple(draw.randrange(99) for _ in range(count))
             rows.append(PlanRow(str(name), tokens, start, blocks, samples))
         check(builder, rows, size)

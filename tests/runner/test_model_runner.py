@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import torch
 from tests import kit
@@ -170,7 +171,7 @@ def runner(folder):
 
 
 def tokens_of(result):
-    return {r.request_id: r.token_ids for r in result.rows}
+    return {r.request_id: r.choices for r in result.rows}
 
 
 def test_rows_answer_in_the_plan_s_order_and_alone_as_together(runner):
@@ -211,6 +212,27 @@ def test_choices_of_one_prompt_draw_from_one_row(runner):
     assert found["b"] == tokens_of(runner.execute(StepPlan(2, (other,))))["b"]
 
 
+def test_drafts_are_verified_by_the_draws(runner, monkeypatch):
+    """Beside other rows, and with logits in parts: tokens up to the first that is not drafted."""
+    prompt, plain = list(range(20)), []
+    for step in range(4):
+        tokens = prompt if not plain else plain[-1:]
+        one = row("a", tokens, (1, 2), start=19 + step if plain else 0)
+        plain.append(runner.execute(StepPlan(step, (one,))).rows[0].choices[0][0])
+    other, triple = row("b", range(30), (3, 4)), [sampled(index, seed=1) for index in range(3)]
+    third = row("c", range(9), (5,), samples=triple)
+    expected = tokens_of(runner.execute(StepPlan(5, (other, third))))
+    for right in range(4):
+        drafts = [*plain[:right], *[(plain[right] + 1) % 250] * (3 - right)]
+        samples = [msgspec.structs.replace(GREEDY, position=n, offset=3 - n) for n in range(4)]
+        drafted = row("a", [19, *drafts], (1, 2), start=19, samples=samples)
+        for size in (model_runner._LOGITS_AT_ONCE, 2 * runner.limits.vocab_size):
+            with monkeypatch.context() as patch:
+                patch.setattr(model_runner, "_LOGITS_AT_ONCE", size)
+                found = tokens_of(runner.execute(StepPlan(6, (other, drafted, third))))
+            assert found == {"a": (tuple(plain[: right + 1]),), **expected}
+
+
 def test_logits_in_parts_give_what_all_at_once_gives(runner, monkeypatch):
     rows = tuple(row(str(n), range(n, n + 10), (1 + n,)) for n in range(5))
     targets = row("p", range(20), (7, 8), num_prompt_logprobs=2, prompt_targets=tuple(range(1, 20)))
@@ -229,7 +251,7 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(runner):
         layer[3].fill_(float("nan"))
     bad = row("bad", (16,), (3, 4), start=16)
     found = runner.execute(StepPlan(3, (good, bad)))
-    assert found.rows[0].token_ids == expected
+    assert found.rows[0].choices == expected
     assert found.rows[1].error == NOT_NUMBERS
 
 

@@ -38,6 +38,14 @@ class BlockTable:
         self.blocks[index] = block
         self._ids = None
 
+    def truncate(self, count: int) -> list[int]:
+        """Keep the first `count` blocks; returns the others, which the caller gives back."""
+        dropped = self.blocks[count:]
+        if dropped:
+            del self.blocks[count:]
+            self._ids = None
+        return dropped
+
     def fork(self) -> "BlockTable":
         """A table of the same blocks. The caller takes the references."""
         child = BlockTable()

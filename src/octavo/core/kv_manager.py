@@ -211,6 +211,13 @@ class KVManager:
         if self.caching:
             self.cache.publish(request, computed)
 
+    def rewind(self, request: Request, computed: int) -> None:
+        """Keep the first `computed` tokens of `request`, and release the blocks after them: the
+        rest were drafts that were rejected. No block after them has been published."""
+        request.num_computed = computed
+        for block in reversed(request.table.truncate(self._blocks(computed))):
+            self.pool.release(block)
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies asked for since the last call, in order."""
         copies, self._copies = tuple(self._copies), []

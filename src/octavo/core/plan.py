@@ -9,6 +9,7 @@ of 1.1 us, and a step of 128 rows makes about 500. They hold no cycles, so the g
 need not look at them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,9 +19,11 @@ from octavo.params import SamplingParams
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
-    """One token to draw from a row's last logits.
+    """One token to draw from the logits of one of a row's tokens.
 
     A pure function of the logits and of this value: nothing is remembered between steps.
+
+    offset: which of the row's tokens, counted back from the last one, which is 0.
 
     seed: the request's seed (64 bits); index: the choice; position: how many output tokens
         this choice already has. Random numbers are a function of these three alone.
@@ -39,6 +42,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     min_tokens_left: int = 0
     stop_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    offset: int = 0
 
 
 class PlanRow(msgspec.Struct, frozen=True, gc=False):
@@ -48,8 +52,10 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     block_ids: every block the request holds, in order; covers start + len(token_ids) tokens.
         The same tuple object is passed until the table changes, so that it can be compared
         by identity.
-    samples: one spec per choice to draw from the last token's logits; empty while the prompt
-        is not yet complete. More than one only at the end of a prompt with n > 1.
+    samples: empty while the prompt is not yet complete; else one spec, for the next token; at
+        the end of a prompt with n > 1 one per choice. If the last k of `token_ids` are drafts,
+        k + 1 specs of one choice, with offsets k, k - 1, ..., 0: each draws the token that
+        follows, and the drafts are verified by the draws (see `num_gained`).
     prompt_targets: for prompt log-probabilities, the prompt tokens that follow each of
         `token_ids` (one fewer at the prompt's last token); `num_prompt_logprobs` says how many
         alternatives, None for off.
@@ -62,6 +68,11 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     samples: tuple[SampleSpec, ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: tuple[int, ...] = ()
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of the last tokens are drafts."""
+        return self.samples[0].offset if self.samples else 0
 
 
 class BlockCopy(msgspec.Struct, frozen=True, gc=False):
@@ -101,13 +112,52 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
-    """What a row gave: a token per sample spec, or an error that ends this request alone."""
+    """What a row gave, or an error that ends this request alone.
+
+    choices: for each choice that the row draws for, the tokens that it gained: one, and one more
+        for each accepted draft. logprobs: of those tokens.
+    """
 
     request_id: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    choices: tuple[tuple[int, ...], ...] = ()
+    logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+
+
+def num_gained(row: PlanRow, drawn: Sequence[int]) -> int:
+    """How many of the tokens drawn for the samples of `row`, in order, count.
+
+    With drafts: those up to the first that differs from its draft. It replaces the draft; later
+    ones were drawn after a token that is not part of the answer.
+    """
+    num_drafts = row.num_drafts
+    if not num_drafts:
+        return len(drawn)
+    drafts = row.token_ids[-num_drafts:]
+    for count, (draft, token) in enumerate(zip(drafts, drawn, strict=False), 1):
+        if draft != token:
+            return count
+    return num_drafts + 1
+
+
+def row_result(
+    row: PlanRow,
+    drawn: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+) -> RowResult:
+    """The result of `row` from the tokens drawn for its samples, in order."""
+    if row.num_drafts:
+        count = num_gained(row, drawn)
+        choices, entries = (tuple(drawn[:count]),), (tuple(logprobs[:count]),)
+        return RowResult(row.request_id, choices, entries, prompt_logprobs)
+    return RowResult(
+        row.request_id,
+        tuple([(token,) for token in drawn]),
+        tuple([(entry,) for entry in logprobs]),
+        prompt_logprobs,
+    )
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):

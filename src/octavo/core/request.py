@@ -33,7 +33,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_time", "block_hashes", "displaced", "eos_ids", "host_blocks", "index",
+        "arrival_time", "block_hashes", "displaced", "drafts", "eos_ids", "host_blocks", "index",
         "last_token_at", "max_tokens", "num_cached_tokens", "num_computed", "num_in_flight",
         "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids",
         "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
@@ -68,9 +68,11 @@ class Request:
 
         self.tokens = list(submission.token_ids)  # prompt, then output
         self.num_prompt_tokens = len(self.tokens)
-        # tokens[:num_computed] have their KV in `table`, or a plan in flight computes it.
+        # tokens[:num_computed], and drafts after them, have their KV in `table`, or a plan in
+        # flight computes it.
         self.num_computed = 0
         self.num_in_flight = 0  # plans, scheduled and not yet committed, that have a row of it
+        self.drafts: tuple[int, ...] = ()  # proposed to follow `tokens`; cleared when it gains one
         self.num_cached_tokens = 0  # of the prompt, found in the cache when it first ran
         self.status = Status.WAITING
         self.table = BlockTable()
@@ -138,14 +140,27 @@ class Request:
         child.waited, child.waiting_since = self.waited, self.waiting_since
         return child
 
-    def sample_specs(self) -> tuple[SampleSpec, ...]:
-        """What to draw once every token is computed: one choice, or all n before the fork."""
+    def sample_specs(self, drafts: tuple[int, ...] = ()) -> tuple[SampleSpec, ...]:
+        """What to draw once every token is computed: one choice, or all n before the fork.
+
+        With `drafts` computed after the tokens: what follows the last token and each draft.
+        """
         position = len(self.tokens) - self.num_prompt_tokens
+        if drafts:
+            count = len(drafts)
+            return tuple(
+                [
+                    self._spec(self.index, position + i, drafts[:i], count - i)
+                    for i in range(count + 1)
+                ]
+            )
         if position == 0 and self.params.n > 1:
             return tuple([self._spec(index, position) for index in range(self.params.n)])
         return (self._spec(self.index, position),)
 
-    def _spec(self, index: int, position: int) -> SampleSpec:
+    def _spec(
+        self, index: int, position: int, drafts: tuple[int, ...] = (), offset: int = 0
+    ) -> SampleSpec:
         params = self.params
         min_left = params.min_tokens - position
         return SampleSpec(
@@ -154,10 +169,11 @@ class Request:
             index,
             position,
             self.prompt_ids,
-            tuple(self.tokens[self.num_prompt_tokens :]) if self.prompt_ids else (),
+            (*self.tokens[self.num_prompt_tokens :], *drafts) if self.prompt_ids else (),
             min_left if min_left > 0 else 0,
             self.stop_ids,
             self.submission.bad_words,
+            offset,
         )
 
     def __repr__(self) -> str:

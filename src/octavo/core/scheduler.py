@@ -12,6 +12,7 @@ results. It knows neither tensors nor text, and reads no clock: `now` is an argu
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
@@ -124,6 +125,22 @@ class Scheduler:
         """End one choice for a reason seen outside, such as a stop string. No update follows."""
         if request := self._groups.get(request_id, {}).get(index):
             self._finish(request)
+
+    def propose(self, request_id: str, index: int, drafts: Sequence[int]) -> bool:
+        """Let the next step that serves a choice verify `drafts`: tokens that may follow its own.
+
+        An answer does not depend on them, only the number of steps that it takes. They are cut
+        to what the choice may still gain. False if it has ended or awaits its next token.
+        """
+        request = self._groups.get(request_id, {}).get(index)
+        if request is None or request.lag < 1:
+            return False
+        gain = min(
+            request.max_tokens - request.num_output_tokens,
+            self.max_model_len - request.num_tokens,
+        )
+        request.drafts = tuple(drafts[: gain - 1])
+        return True
 
     def has_work(self) -> bool:
         return bool(self._groups)
@@ -242,7 +259,7 @@ class Scheduler:
         step = self._take(plan, result)
         self._now = now
         updates: list[Update] = []
-        size, running = self.kv.block_size, Status.RUNNING
+        running = Status.RUNNING
         for request, row, gained in zip(step.requests, plan.rows, result.rows, strict=True):
             request.num_in_flight -= 1
             if request.status is not running:
@@ -252,17 +269,21 @@ class Scheduler:
             if gained.error is not None:
                 self._fail(request, gained.error, updates)
                 continue
-            computed = row.start + len(row.token_ids)
-            if computed // size > request.table.num_published:
-                self.kv.publish(request, computed)
             if row.num_prompt_logprobs is not None:
                 _collect(request, row, gained)
-            if len(row.samples) == 1:
-                logprob = gained.logprobs[0] if gained.logprobs else None
-                updates.append(self._advance(request, gained.token_ids[0], logprob))
-            elif row.samples:
+            computed = row.start + len(row.token_ids)
+            if not row.samples:
+                self._publish(request, computed)
+            elif len(gained.choices) == 1:
+                if row.samples[0].offset:
+                    computed = self._reject_drafts(request, row, gained)
+                logprobs = (
+                    gained.logprobs[0] if gained.logprobs else (None,) * len(gained.choices[0])
+                )
+                updates.append(self._advance(request, computed, gained.choices[0], logprobs))
+            else:
                 self._draw_all(request, row, gained, updates)
-        self._measure(step, len(updates))
+        self._measure(step, sum([len(update.token_ids) for update in updates]))
         self._committed_at = now
         return updates
 
@@ -295,7 +316,7 @@ class Scheduler:
         gaps: list[float] = []
         firsts: list[float] = []
         for request, row in zip(step.requests, step.plan.rows, strict=True):
-            if len(request.tokens) == row.start + len(row.token_ids):
+            if len(request.tokens) == row.start + len(row.token_ids) - row.num_drafts:
                 continue  # nothing was drawn for it
             if request.last_token_at is None:
                 firsts.append(self._now - request.arrival_time)
@@ -308,10 +329,12 @@ class Scheduler:
         self, request: Request, row: PlanRow, gained: RowResult, out: list[Update]
     ) -> None:
         """Fork, and add the first token of each choice."""
+        computed = row.start + len(row.token_ids)
+        self._publish(request, computed)
         choices = [request, *(self._fork(request, spec.index) for spec in row.samples[1:])]
-        logprobs = gained.logprobs or (None,) * len(choices)
-        for choice, token, logprob in zip(choices, gained.token_ids, logprobs, strict=True):
-            out.append(self._advance(choice, token, logprob))
+        logprobs = gained.logprobs or ((None,),) * len(choices)
+        for choice, tokens, entries in zip(choices, gained.choices, logprobs, strict=True):
+            out.append(self._advance(choice, computed, tokens, entries))
         for choice in reversed(choices):
             if choice.status is Status.RUNNING and len(self.queues.running) > self.max_num_seqs:
                 self.queues.requeue(choice, self._now)
@@ -324,31 +347,69 @@ class Scheduler:
         self._groups[parent.request_id][index] = child
         return child
 
-    def _advance(self, request: Request, token: int, logprob: TokenLogprobs | None) -> Update:
-        request.tokens.append(token)
-        count = len(request.tokens) - request.num_prompt_tokens
+    def _reject_drafts(self, request: Request, row: PlanRow, gained: RowResult) -> int:
+        """Rewind `request` to the drafts that were accepted; returns its computed tokens."""
+        end, drafts, tokens = row.start + len(row.token_ids), row.num_drafts, gained.choices[0]
+        accepted = len(tokens) - 1
+        first = len(row.token_ids) - drafts
+        if not 0 <= accepted <= drafts or tokens[:-1] != row.token_ids[first : first + accepted]:
+            raise EngineError(f"{request!r} gained {tokens}, which does not follow from its drafts")
+        computed = end - drafts + accepted
+        if accepted < drafts:
+            self.kv.rewind(request, computed)
+        return computed
+
+    def _advance(
+        self,
+        request: Request,
+        computed: int,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs | None, ...],
+    ) -> Update:
+        """Append `tokens`, up to one that ends the request. `computed`: tokens that have KV."""
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-        if count == 1 and request.index == 0 and request.params.prompt_logprobs is not None:
+        if (
+            request.params.prompt_logprobs is not None
+            and request.index == 0
+            and len(request.tokens) == request.num_prompt_tokens
+        ):
             prompt_logprobs = tuple(request.prompt_logprobs)
         reason: FinishReason | None = None
         stop: int | None = None
-        if token in request.stop_ids and count > request.params.min_tokens:
-            reason = "stop"
-            stop = None if token in request.eos_ids else token
-        elif count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
-            reason = "length"
+        for count, token in enumerate(tokens, 1):
+            request.tokens.append(token)
+            reason, stop = self._ending(request, token)
+            if reason is not None:
+                tokens, logprobs = tokens[:count], logprobs[:count]
+                break
+        request.drafts = ()
+        self._publish(request, min(computed, len(request.tokens)))
         if reason is not None:
             self._finish(request)
         return Update(
             request.request_id,
             request.index,
-            (token,),
-            (logprob,),
+            tokens,
+            logprobs,
             reason,
             stop,
             request.num_cached_tokens,
             prompt_logprobs,
         )
+
+    def _ending(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
+        """(finish reason, stop reason) of a request whose last token is `token`."""
+        count = len(request.tokens) - request.num_prompt_tokens
+        if token in request.stop_ids and count > request.params.min_tokens:
+            return "stop", None if token in request.eos_ids else token
+        if count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
+            return "length", None
+        return None, None
+
+    def _publish(self, request: Request, computed: int) -> None:
+        """Let others find the blocks of `request` that its first `computed` tokens fill."""
+        if computed // self.kv.block_size > request.table.num_published:
+            self.kv.publish(request, computed)
 
     def _fail(self, request: Request, error: str, out: list[Update]) -> None:
         """End this choice, or all choices that it still stands for, with an error."""

@@ -4,7 +4,9 @@ A step serves
 1. running requests that lag by one token: their next token is due, and nothing delays it; the
    policy's budget limits how long the rest of the step may take;
 2. in the policy's order, running requests that lag by more, and waiting ones, if all their
-   tokens fit in memory beside the blocks that running requests still need.
+   tokens fit in memory beside the blocks that running requests still need;
+3. with the tokens that are left, drafts: tokens proposed to follow those of a request, which the
+   same step computes and verifies.
 
 A request that cannot catch up in this step gets at most half of the remaining tokens while
 others want some: a long prompt slows short ones but never stops them, and the first in the order
@@ -77,6 +79,7 @@ class StepBuilder:
         self._left = 0  # of them, not yet assigned
         self._sequences = 0  # requests that may run
         self._assigned: dict[Request, int] = {}  # tokens of each request in this step
+        self._drafts: dict[Request, tuple[int, ...]] = {}  # that follow them
         self._unfinished: list[Request] = []  # running ones that lagged by more than one token
         self._lacking: list[Request] = []  # waiting ones that lack memory
         self._reserved_blocks = 0  # that running requests still need for the tokens they have
@@ -90,14 +93,24 @@ class StepBuilder:
         self._set_budget(lagging)
         if lagging or self._queues.waiting:
             self._serve_others(lagging)
+        if self._left:
+            self._assign_drafts()
         return self._plan(number)
 
     def _plan(self, number: int) -> PlannedStep:
         self._kv.note_written(self._budget - self._left)
-        rows = tuple([_row(request, count) for request, count in self._assigned.items()])
+        drafts = self._drafts
+        rows = tuple(
+            [
+                _row(request, count, drafts.get(request, ()) if drafts else ())
+                for request, count in self._assigned.items()
+            ]
+        )
         for request, count in self._assigned.items():
             request.num_computed += count
             request.num_in_flight += 1
+        for request, proposed in drafts.items():
+            request.num_computed += len(proposed)
         plan = StepPlan(number, rows, self._kv.take_copies(), self._now)
         return PlannedStep(plan, list(self._assigned), self._computing)
 
@@ -215,6 +228,18 @@ class StepBuilder:
             count = min(request.lag - assigned, self._left, self._kv.room(request) - assigned)
             if count > 0:
                 self._assign_tokens(request, count)
+
+    def _assign_drafts(self) -> None:
+        """Assign what is left of the step to drafts, in blocks that nobody else needs now."""
+        for request, count in self._assigned.items():
+            if not request.drafts or count != request.lag or request.to_fork:
+                continue
+            if self._kv.pool.num_free <= self._spare():
+                return
+            drafts = request.drafts[: min(self._left, self._kv.room(request) - count)]
+            if drafts and self._kv.grow(request, count + len(drafts)):
+                self._drafts[request] = drafts
+                self._left -= len(drafts)
 
     # Preempting.
 
@@ -346,14 +371,15 @@ class StepBuilder:
             earlier.overtaken += 1
 
 
-def _row(request: Request, count: int) -> PlanRow:
+def _row(request: Request, count: int, drafts: tuple[int, ...]) -> PlanRow:
+    """The next `count` tokens of `request`, and `drafts` after its last token."""
     start, tokens = request.num_computed, request.tokens
     end = start + count
-    samples = request.sample_specs() if end == len(tokens) else ()
-    if count == 1:
+    samples = request.sample_specs(drafts) if end == len(tokens) else ()
+    if count == 1 and not drafts:
         ids: tuple[int, ...] = (tokens[start],)
     else:
-        ids = tuple(tokens[start:end])
+        ids = (*tokens[start:end], *drafts)
     if request.wants_prompt_logprobs:
         targets = tuple(tokens[start + 1 : min(end + 1, request.num_prompt_tokens)])
         return PlanRow(

@@ -17,6 +17,7 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    row_result,
 )
 
 NextToken = Callable[[Sequence[int], SampleSpec], int]
@@ -99,16 +100,16 @@ class FakeRunner:
         if row.request_id in self.failing:
             return RowResult(row.request_id, error="this row was told to fail")
         history = self._history(row) if row.samples else []
-        tokens = tuple(self._choose(history, spec) for spec in row.samples)
-        logprobs = tuple(
+        tokens = [self._choose(history[: len(history) - spec.offset], spec) for spec in row.samples]
+        logprobs = [
             None if spec.params.logprobs is None else self._logprobs(token, spec.params.logprobs)
             for token, spec in zip(tokens, row.samples, strict=True)
-        )
+        ]
         prompt: tuple[TokenLogprobs, ...] = ()
         if row.num_prompt_logprobs is not None:
             count = row.num_prompt_logprobs
             prompt = tuple(self._logprobs(token, count) for token in row.prompt_targets)
-        return RowResult(row.request_id, tokens, logprobs, prompt)
+        return row_result(row, tokens, logprobs, prompt)
 
     def _choose(self, history: Sequence[int], spec: SampleSpec) -> int:
         if self.next_token:

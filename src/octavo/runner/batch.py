@@ -16,8 +16,9 @@ from octavo.runner.device import Device
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """token_ids: int64 [tokens]. sample_index: int64 [sampled rows], the last token of each row
-    that draws; empty when none does."""
+    """token_ids: int64 [tokens]. sample_index: int64 [sampled tokens], those whose logits are
+    needed, in the plan's order: of each row that draws its last token, and before it one for
+    each draft."""
 
     token_ids: torch.Tensor
     meta: AttentionMetadata
@@ -60,9 +61,8 @@ class BatchBuilder:
             max_seq_len=int(seq_lens.max()),
             block_size=size,
         )
-        sampled = np.fromiter((bool(r.samples) for r in rows), np.bool_, len(rows))
         return StepInputs(
-            tensor("token_ids", tokens), meta, tensor("sample_index", (ends - 1)[sampled])
+            tensor("token_ids", tokens), meta, tensor("sample_index", _sample_index(rows, ends))
         )
 
     def _fill_tables(
@@ -77,3 +77,15 @@ class BatchBuilder:
                 self._tables[index, : len(row.block_ids)] = row.block_ids
                 self._held[index] = row.block_ids
         return self._tables[: len(rows)]
+
+
+def _sample_index(
+    rows: tuple[PlanRow, ...], ends: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The last token of each row that draws, and before it one for each of its drafts."""
+    # Offsets of a row fall to 0, so the first one says how many tokens are sampled.
+    counts = np.fromiter(
+        (r.samples[0].offset + 1 if r.samples else 0 for r in rows), np.int64, len(rows)
+    )
+    before = np.cumsum(counts) - counts
+    return np.repeat(ends - counts - before, counts) + np.arange(counts.sum())

@@ -16,6 +16,8 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    num_gained,
+    row_result,
 )
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.log import get_logger
@@ -108,17 +110,18 @@ class ModelRunner:
     def close(self) -> None:
         del self.cache
 
-    def _draw(self, last: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
-        """last: [drawing rows, hidden]. A result per sample spec, in the plan's order."""
+    def _draw(self, hidden: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
+        """hidden: [sampled tokens, hidden]. A result per sample spec, in the plan's order."""
         piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
-        for begin in range(0, len(rows), piece):
-            part = rows[begin : begin + piece]
-            logits = self.model.logits(last[begin : begin + piece])
-            specs = [spec for row in part for spec in row.samples]
+        groups = _specs_by_token(rows)
+        for begin in range(0, len(groups), piece):
+            part = groups[begin : begin + piece]
+            logits = self.model.logits(hidden[begin : begin + piece])
+            specs = [spec for group in part for spec in group]
             if len(specs) == len(part):
                 yield from sample(self.device, logits, specs)
             else:  # the choices of one prompt draw from one row of logits
-                owners = [i for i, row in enumerate(part) for _ in row.samples]
+                owners = [i for i, group in enumerate(part) for _ in group]
                 yield from sample(self.device, logits, specs, owners)
 
     def _prompt_logprobs(
@@ -269,15 +272,23 @@ def resolve_dtype(name: str, device: Device) -> torch.dtype:
     return device.default_dtype() if name == "auto" else _DTYPES[name]
 
 
+def _specs_by_token(rows: list[PlanRow]) -> list[tuple[SampleSpec, ...]]:
+    """For each sampled token, in order, the specs that draw from its logits."""
+    groups: list[tuple[SampleSpec, ...]] = []
+    for row in rows:
+        if row.samples[0].offset:  # a spec for each draft, and one for the last token
+            groups += [(spec,) for spec in row.samples]
+        else:
+            groups.append(row.samples)
+    return groups
+
+
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
-    error = next((d.error for d in drawn if d.error), None)
+    tokens = [d.token_id for d in drawn]
+    # A draw that does not count may fail: it follows a draft that is not part of the answer.
+    error = next((d.error for d in drawn[: num_gained(row, tokens)] if d.error), None)
     if any(entry.logprobs[0] != entry.logprobs[0] for entry in prompt):
         error = NOT_NUMBERS
     if error:
         return RowResult(row.request_id, error=error)
-    return RowResult(
-        row.request_id,
-        tuple(d.token_id for d in drawn),
-        tuple(d.logprobs for d in drawn),
-        prompt,
-    )
+    return row_result(row, tokens, [d.logprobs for d in drawn], prompt)
