@@ -124,6 +124,28 @@ def test_mdl_02_bad_headers(kind: str, tmp_path: Path) -> None:
         assert f"({path.stat().st_size} bytes in all)" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("past the end", r"\(78 bytes in all\): .*; its header describes 82 bytes"),
+        ("too short", r"\(77 bytes in all\): .*; its header describes 73 bytes"),
+        ("wrong size for its type", r"tensor 'a' takes 8 bytes, .* shape \[2\] in BF16 needs 4"),
+        ("wrong size for its shape", r"tensor 'a' takes 8 bytes, .* shape \[3\] in F32 needs 12"),
+        ("far past the end", r"its header describes 4\d{18} bytes"),
+        ("huge shape", r"tensor 'a' takes 8 bytes, but .* needs \d+"),
+        ("unknown type", r"tensor 'a' is described as .*F32X"),
+        ("three offsets", r"tensor 'a' is described as .*\[0, 4, 8\]"),
+        ("no fields", "tensor 'a' is described as 3"),
+        ("overlap", "tensor `b`"),
+        ("hole", "tensor `b`"),
+    ],
+)
+def test_mdl_02_errors_name_the_tensor_and_the_sizes(kind: str, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", BAD_HEADERS[kind], bytes(8))
+    with pytest.raises(CheckpointError, match=said):
+        opened(path)
+
+
 def test_mdl_02_a_name_that_occurs_twice_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", BAD_HEADERS["named twice"], bytes(8))
     with pytest.raises(CheckpointError, match="its header names twice: a"):

@@ -68,10 +68,10 @@ def open_checkpoint(
 def _check_shard(path: Path, found: Iterable[str], index: Mapping[str, str]) -> None:
     """A shard must hold exactly the tensors that the index says."""
     listed = {name for name, file in index.items() if file == path.name}
-    held = set(found)
-    if missing := sorted(listed - held):
+    stored = set(found)
+    if missing := sorted(listed - stored):
         raise CheckpointError(f"{path} lacks tensors that the index lists: {name_list(missing)}")
-    if extra := sorted(held - listed):
+    if extra := sorted(stored - listed):
         raise CheckpointError(
             f"{path} holds tensors that the index does not place there: {name_list(extra)}"
         )

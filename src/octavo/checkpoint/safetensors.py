@@ -1,13 +1,12 @@
 """The safetensors container, read by its own library.
 
 The library maps the file and checks the header: types, shapes, and tensors that follow one another
-to the file's end without hole or overlap. What it does not say is said here: which file, how large
-it is, and that a name occurs twice.
+to the file's end without hole or overlap. Errors here add what its own lack: the file, its size,
+the tensor and the sizes that disagree. A name that occurs twice, which it accepts, is refused.
 """
 
 import json
 import struct
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ FORMATS = {
 def open_file(path: Path) -> OpenedFile:
     """See Container.open."""
     size = file_size(path, 8)
-    _check_header(path, size)
+    header, start = _read_header(path, size)
     from safetensors import SafetensorError, safe_open  # it loads torch
 
     tensors: dict[str, StoredTensor] = {}
@@ -66,12 +65,14 @@ def open_file(path: Path) -> OpenedFile:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is cut off or damaged ({size} bytes in all): {error}"
+            f"{_explanation(header, start, size)}"
         ) from error
     return OpenedFile(tensors, {})
 
 
-def _check_header(path: Path, size: int) -> None:
-    """What the library accepts or reports without the sizes: see the module."""
+def _read_header(path: Path, size: int) -> tuple[Any, int]:
+    """The header, and where the data start; the sizes and names that the library does not report
+    are checked."""
     with path.open("rb") as handle:
         (length,) = struct.unpack("<Q", handle.read(8))
         if length > min(_MAX_HEADER, size - 8):
@@ -80,22 +81,41 @@ def _check_header(path: Path, size: int) -> None:
                 f"{size} in all (a header may have {_MAX_HEADER})"
             )
         text = handle.read(length)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise CheckpointError(f"{path}: its header names twice: {name_list(twice)}")
+        return value
+
     try:
-        json.loads(text, object_pairs_hook=_unique(path))
+        return json.loads(text, object_pairs_hook=unique), 8 + length
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is not JSON: {error}") from error
 
 
-def _unique(path: Path) -> Callable[[list[tuple[str, Any]]], None]:
-    """A hook for JSON objects that refuses a name that occurs twice."""
-
-    def check(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise CheckpointError(f"{path}: its header names twice: {name_list(twice)}")
-
-    return check
+def _explanation(header: Any, start: int, size: int) -> str:
+    """The tensor and the sizes that the library refuses without naming them."""
+    if not isinstance(header, dict):
+        return ""
+    described = start
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            needed = FORMATS[entry["dtype"]].num_bytes(entry["shape"])
+            begin, end = entry["data_offsets"]
+            taken, described = end - begin, max(described, start + end)
+        except (LookupError, TypeError, ValueError):
+            return f"; tensor {name!r} is described as {entry!r}"
+        if taken != needed:
+            return (
+                f"; tensor {name!r} takes {taken} bytes, but its shape {entry['shape']} in "
+                f"{entry['dtype']} needs {needed}"
+            )
+    return f"; its header describes {described} bytes" if described != size else ""
 
 
 def _format(path: Path, name: str, kind: str) -> TensorFormat:

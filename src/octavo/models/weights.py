@@ -166,9 +166,11 @@ class Weights:
             return found
         for name in products & self._shapes.keys():
             parts = self._quantization.parts(self._shapes[name])
-            # A format may call one of its parts "weight", too.
-            others = (_stem(name) + ending in self._sources for ending in parts.keys() - {"weight"})
-            if any(others) if "weight" in parts else name not in self._sources:
+            # One of a format's parts may itself be called "weight".
+            further = (
+                _stem(name) + ending in self._sources for ending in parts.keys() - {"weight"}
+            )
+            if any(further) if "weight" in parts else name not in self._sources:
                 found[name] = parts
         return found
 
@@ -184,17 +186,17 @@ class Weights:
         return wanted
 
     def _check(self) -> None:
-        held, wanted = self._sources, self._wanted()
-        problems = list(_shape_problems(held, wanted))
-        if missing := sorted(wanted.keys() - held.keys()):
+        stored, wanted = self._sources, self._wanted()
+        problems = list(_shape_problems(stored, wanted))
+        if missing := sorted(wanted.keys() - stored.keys()):
             problems.append(f"missing: {name_list(missing)}")
-        if extra := sorted(held.keys() - wanted.keys()):
+        if extra := sorted(stored.keys() - wanted.keys()):
             problems.append(f"unexpected: {name_list(extra)}")
-        for name in sorted(held.keys() & wanted.keys()):
-            if not _can_hold(dtype_of(held[name].tensor.format), wanted[name].dtype):
-                problems.append(f"{name!r} has the type {held[name].tensor.format.name}")
+        for name in sorted(stored.keys() & wanted.keys()):
+            if not _can_hold(dtype_of(stored[name].tensor.format), wanted[name].dtype):
+                problems.append(f"{name!r} has the type {stored[name].tensor.format.name}")
         if problems:
-            file = next((s.tensor.file for s in held.values()), "no tensors at all")
+            file = next((s.tensor.file for s in stored.values()), "no tensors at all")
             raise CheckpointError(
                 f"the weights do not fit the model's config ({file}): {'; '.join(problems[:8])}"
             )
@@ -243,10 +245,12 @@ def _plain_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _shape_problems(held: Mapping[str, Source], wanted: Mapping[str, StoredPart]) -> Iterator[str]:
-    for name in sorted(wanted.keys() & held.keys()):
-        if held[name].tensor.shape != wanted[name].shape:
-            yield f"{name!r} has the shape {held[name].tensor.shape}, not {wanted[name].shape}"
+def _shape_problems(
+    stored: Mapping[str, Source], wanted: Mapping[str, StoredPart]
+) -> Iterator[str]:
+    for name in sorted(wanted.keys() & stored.keys()):
+        if stored[name].tensor.shape != wanted[name].shape:
+            yield f"{name!r} has the shape {stored[name].tensor.shape}, not {wanted[name].shape}"
 
 
 def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sources) -> Sources:

@@ -83,5 +83,5 @@ def decode_into(
     decode, blocks = BLOCKS[form.name].decode, raw.view(count, form.block_bytes)
     target = flat.view(count, form.block_values)
     for begin in range(0, count, _BLOCKS_AT_ONCE):
-        some = slice(begin, begin + _BLOCKS_AT_ONCE)
-        target[some].copy_(decode(blocks[some]))
+        span = slice(begin, begin + _BLOCKS_AT_ONCE)
+        target[span].copy_(decode(blocks[span]))
