@@ -5,17 +5,16 @@ row, go to the reference. Rows are spread over threads from about 16 thousand va
 one thread is done before a second one has started.
 """
 
-from dataclasses import dataclass
+import functools
 
 import torch
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, openmp, target
-from octavo.kernels.cpu.kernel import address, empty, kernel
+from octavo.kernels.cpu.kernel import FLOAT_NAMES, Kernel, address, empty, kernel
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
-DTYPES = tuple(_NAMES)
+DTYPES = tuple(FLOAT_NAMES)
 _PARALLEL_FROM = 16384  # values
 _pack_norm = abi.RMS_NORM.packer()
 _pack_add = abi.ADD.packer()
@@ -31,11 +30,18 @@ def _share(rows: int, values: int) -> tuple[int, int]:
     return threads, max(1, rows // (threads * 4)) if threads > 1 else rows
 
 
-@dataclass(frozen=True, slots=True)
 class CpuOps:
     """The fused kernels of one dtype."""
 
-    dtype: torch.dtype
+    __slots__ = ("_gelu", "_norm", "_silu", "_wide_norm", "dtype")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        name = FLOAT_NAMES[dtype]
+        self.dtype = dtype
+        self._norm = kernel(abi.RMS_NORM, name)
+        self._wide_norm = kernel(abi.RMS_NORM, f"{name}-wide")
+        self._silu = kernel(abi.ACTIVATION, f"silu-{name}")
+        self._gelu = kernel(abi.ACTIVATION, f"gelu-{name}")
 
     def rms_norm(
         self,
@@ -72,30 +78,27 @@ class CpuOps:
         """x, out, residual: [rows, size]; x and out may have gaps between rows."""
         rows, size = x.shape
         threads, chunk = _share(rows, size)
-        itemsize = x.element_size()
+        itemsize = x.itemsize
         arguments = _pack_norm(
             rows=rows, chunk=chunk, x=address(x), x_stride=x.stride(0) * itemsize,
             residual=0 if residual is None else address(residual), weight=address(weight),
             out=address(out), out_stride=out.stride(0) * itemsize, size=size, eps=eps,
         )  # fmt: skip
-        kernel(abi.RMS_NORM, self._norm_variant(weight)).run(arguments, threads)
+        norm = self._norm if weight.dtype == self.dtype else self._wide_norm
+        norm.run(arguments, threads)
 
     def _takes(self, weight: torch.Tensor) -> bool:
         return weight.is_contiguous() and weight.dtype in (self.dtype, torch.float32)
 
-    def _norm_variant(self, weight: torch.Tensor) -> str:
-        name = _NAMES[self.dtype]
-        return name if weight.dtype == self.dtype else f"{name}-wide"
-
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `reference.silu_and_mul`."""
-        return self._activation("silu", gate_up)
+        return self._activation(self._silu, gate_up)
 
     def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `reference.gelu_and_mul`."""
-        return self._activation("gelu", gate_up)
+        return self._activation(self._gelu, gate_up)
 
-    def _activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+    def _activation(self, activation: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = empty((rows, size), self.dtype)
@@ -103,7 +106,7 @@ class CpuOps:
         arguments = _pack_activation(
             rows=rows, chunk=chunk, x=address(gate_up), out=address(out), size=size
         )
-        kernel(abi.ACTIVATION, f"{name}-{_NAMES[self.dtype]}").run(arguments, threads)
+        activation.run(arguments, threads)
         return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -117,7 +120,7 @@ class CpuOps:
             rows=rows, chunk=chunk, x=address(x), residual=address(residual), size=size,
             scale=scale,
         )  # fmt: skip
-        kernel(abi.ADD, _NAMES[self.dtype]).run(arguments, threads)
+        kernel(abi.ADD, FLOAT_NAMES[self.dtype]).run(arguments, threads)
         return residual
 
     def rope(
@@ -173,35 +176,43 @@ def rope_write(
     some = q if q is not None else k
     assert some is not None
     tokens, _, head_dim = some.shape
-    heads = 0 if q is None else q.shape[1]
-    kv_heads = 0 if k is None else k.shape[1]
-    size = some.element_size()
+    size = some.itemsize
+    heads = q_at = q_stride = kv_heads = k_at = k_stride = v_at = v_stride = half = angles = 0
+    if q is not None:
+        heads, q_at, q_stride = q.shape[1], address(q), q.stride(0) * size
+    if k is not None:
+        kv_heads, k_at, k_stride = k.shape[1], address(k), k.stride(0) * size
+    if v is not None:
+        v_at, v_stride = address(v), v.stride(0) * size
+    if cos_sin is not None:
+        half, angles = cos_sin.shape[1] // 2, address(cos_sin)
     threads, chunk = _share(tokens, (heads + 2 * kv_heads) * head_dim)
-
     arguments = _pack_rope(
-        rows=tokens, chunk=chunk,
-        q=0 if q is None else address(q), q_stride=0 if q is None else q.stride(0) * size,
-        k=0 if k is None else address(k), k_stride=0 if k is None else k.stride(0) * size,
-        v=0 if v is None else address(v), v_stride=0 if v is None else v.stride(0) * size,
-        cos_sin=0 if cos_sin is None else address(cos_sin),
-        half=0 if cos_sin is None else cos_sin.shape[1] // 2,
+        rows=tokens, chunk=chunk, q=q_at, q_stride=q_stride, k=k_at, k_stride=k_stride, v=v_at,
+        v_stride=v_stride, cos_sin=angles, half=half,
         positions=0 if positions is None else address(positions),
         cache=0 if cache is None else address(cache), slots=0 if slots is None else address(slots),
         block_size=block_size, head_dim=head_dim, heads=heads, kv_heads=kv_heads,
         q_norm=0 if q_norm is None else address(q_norm),
         k_norm=0 if k_norm is None else address(k_norm), eps=eps,
     )  # fmt: skip
-    variant = _variant(_NAMES[some.dtype], some.dtype if cache is None else cache.dtype)
     norm = q_norm if q_norm is not None else k_norm
     if norm is not None and norm.dtype != some.dtype:
         assert cache is None
-        variant = f"{_NAMES[some.dtype]}-wide"
-    kernel(abi.ROPE_WRITE, variant).run(arguments, threads)
+        rope = kernel(abi.ROPE_WRITE, f"{FLOAT_NAMES[some.dtype]}-wide")
+    else:
+        rope = _rope_write(some.dtype, some.dtype if cache is None else cache.dtype)
+    rope.run(arguments, threads)
+
+
+@functools.cache
+def _rope_write(dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernel:
+    return kernel(abi.ROPE_WRITE, _variant(FLOAT_NAMES[dtype], kv_dtype))
 
 
 def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
     """Variant of the attention kernel: "float32", "bfloat16" or "tiles", "-int8" or "-fp8"."""
-    kind = "tiles" if dtype == torch.bfloat16 and target.has_tiles() else _NAMES[dtype]
+    kind = "tiles" if dtype == torch.bfloat16 and target.has_tiles() else FLOAT_NAMES[dtype]
     return _variant(kind, kv_dtype)
 
 

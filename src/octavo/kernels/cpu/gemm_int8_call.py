@@ -7,9 +7,8 @@ import torch.nn.functional as F
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, openmp, target
-from octavo.kernels.cpu.kernel import address, empty, is_recording, kernel
+from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, is_recording, kernel
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _PANEL, _STEP, _PAIR = 16, 64, 32
 _PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second one has started
 
@@ -120,7 +119,9 @@ class QuantizedWeight:
         self._weight, self._dtype, self._room = weight, dtype, room
         self._bias = None if bias is None else F.pad(bias.float(), more)
         bits = "int8" if weight.factors is None else "int4"
-        variant = f"{bits}-{_NAMES[dtype]}-{target.int8_unit()}-{'gated' if gated else 'plain'}"
+        variant = (
+            f"{bits}-{FLOAT_NAMES[dtype]}-{target.int8_unit()}-{'gated' if gated else 'plain'}"
+        )
         self._kernel = kernel(abi.GEMM_INT8, variant)
         depth = -(-weight.in_size // _STEP) * _STEP
         stride = depth if depth // 64 % 2 else depth + 64  # rows on different sets of the cache

@@ -3,9 +3,8 @@
 import torch
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.kernel import address, kernel
+from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, kernel
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _pack = abi.GGUF_DECODE.packer()
 
 
@@ -14,8 +13,8 @@ def decode(name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
 
     raw: uint8, whole blocks in order; out: contiguous, in host memory, float32 or bfloat16.
     """
-    if out.device.type != "cpu" or out.dtype not in _NAMES:
+    if out.device.type != "cpu" or out.dtype not in FLOAT_NAMES:
         return False
     arguments = _pack(blocks=count, chunk=count, raw=address(raw), out=address(out))
-    kernel(abi.GGUF_DECODE, f"{name}-{_NAMES[out.dtype]}").run(arguments)
+    kernel(abi.GGUF_DECODE, f"{name}-{FLOAT_NAMES[out.dtype]}").run(arguments)
     return True

@@ -64,6 +64,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     )
 
 
+# What variants of kernels call the dtypes that they compute in.
+FLOAT_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The address of a tensor's memory: torch.Tensor.data_ptr itself, with a type.
 address = cast("Callable[[torch.Tensor], Address]", torch.Tensor.data_ptr)
 
