@@ -158,7 +158,8 @@ def _params(job: Job) -> SamplingParams:
 def reset(engine: Engine) -> None:
     """Forget cached prefixes and learned rates, so that what follows learns for itself."""
     engine.reset_prefix_cache()
-    engine.scheduler.rates = type(engine.scheduler.rates)()
+    scheduler = engine.scheduler
+    scheduler.rates = scheduler.queues.rates = type(scheduler.rates)()
 
 
 def arguments(doc: str | None, **more: dict[str, Any]) -> argparse.Namespace:

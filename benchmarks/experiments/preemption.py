@@ -76,7 +76,7 @@ def _measure(model: str, name: str, reps: int) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for _ in range(reps):
         for mode in MODES:
-            small.engine.scheduler.preemption_mode = mode  # type: ignore[assignment]
+            small.engine.scheduler.queues.preemption_mode = mode  # type: ignore[assignment]
             runs[mode].append(_run(small, work, f"{name}, {mode}"))
     same = all(run["answers"] == unloaded["answers"] for found in runs.values() for run in found)
     if not same or unloaded["preemptions"]:
