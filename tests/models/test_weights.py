@@ -30,7 +30,11 @@ def stored(tensor: torch.Tensor) -> StoredTensor:
 
 
 def weights(
-    shapes: dict[str, tuple[int, ...]], products: set[str], quantization: Any, **tensors: Any
+    shapes: dict[str, tuple[int, ...]],
+    products: set[str],
+    quantization: Any,
+    tied: bool = True,
+    **tensors: Any,
 ) -> Weights:
     """Of an architecture with these parameters; "." in a tensor's name is "__" here."""
     architecture: Any = SimpleNamespace(
@@ -40,7 +44,7 @@ def weights(
         product_weights=lambda spec: frozenset(products),
         parameter_name=lambda spec, name: name,
     )
-    spec: Any = SimpleNamespace(tie_embeddings=True, quantization=quantization)
+    spec: Any = SimpleNamespace(tie_embeddings=tied, quantization=quantization)
     held = {name.replace("__", "."): stored(tensor) for name, tensor in tensors.items()}
     checkpoint = Checkpoint(Path("a"), (Path("a file"),), SAFETENSORS, held, {})
     return Weights(spec, architecture, checkpoint, "cpu", torch.float32)
@@ -76,6 +80,20 @@ def test_a_quantized_stack_that_no_kernel_computes_on_is_values() -> None:
     quantization = Gptq(4, 32, any_order=True)
     found = weights({"experts.weight": SHAPE}, {"experts.weight"}, quantization, **parts)
     torch.testing.assert_close(found.matrix(NONE, "experts.weight"), values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_that_is_stored_quantized_is_found() -> None:
+    parts, values = packers.awq_parts()
+    tensors = {f"lm_head__{name}": part for name, part in parts.items()}
+    shapes = {HEAD: (packers.N, packers.K)}
+    codes = weights(shapes, {HEAD}, Awq(4, 32), tied=False, **tensors).matrix(NONE, HEAD)
+    assert isinstance(codes, Codes)
+    torch.testing.assert_close(codes.values(), values, rtol=1e-5, atol=1e-6)
+    del tensors["lm_head__scales"]
+    with pytest.raises(CheckpointError, match=r"missing: lm_head\.scales"):
+        weights(shapes, {HEAD}, Awq(4, 32), tied=False, **tensors)
+    with pytest.raises(CheckpointError, match=r"holds no 'lm_head\.weight'"):
+        weights(shapes, {HEAD}, Awq(4, 32), tied=False)
 
 
 def test_a_stack_of_floats_is_one_matrix() -> None:

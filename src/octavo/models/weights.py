@@ -260,7 +260,8 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
     """
     name = architecture.HEAD
     if not spec.tie_embeddings:
-        if name not in sources:
+        # The head may be stored in parts; whether they are all there is checked with the others.
+        if not any(stored.startswith(_stem(name)) for stored in sources):
             raise CheckpointError(
                 f"the checkpoint holds no {name!r} and its config says tie_word_embeddings=false; "
                 "add the tensor, or set tie_word_embeddings to true if the embedding is the head"
