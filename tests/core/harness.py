@@ -5,6 +5,7 @@ a row that reads a wrong, overwritten or not yet written slot is caught on the s
 luck through a different token.
 """
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -343,3 +344,24 @@ def _choice(request: Request, index: int, window: int) -> list[int]:
         if output[-1] in request.stop_ids and len(output) > params.min_tokens:
             break
     return output
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed * 100_003 + length).choices(range(1000), k=length)
+
+
+def same_as_alone(bench: Bench) -> None:
+    for name in bench.requests:
+        same_as_alone_of(bench, name)
+
+
+def same_as_alone_of(bench: Bench, name: str) -> None:
+    request = bench.requests[name]
+    for index, tokens in alone(request, bench.scheduler.max_model_len).items():
+        outcome = bench.outcomes[name, index]
+        assert outcome.token_ids == tokens, name
+        assert outcome.finish_reason in ("stop", "length")
+
+
+def say(*script: int) -> Callable[[tuple[int, ...], SampleSpec], int]:
+    return lambda history, spec: script[min(spec.position, len(script) - 1)]

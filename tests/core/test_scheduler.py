@@ -9,15 +9,26 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.core.harness import Bench, Outcome, alone, logprobs_of, make
+from tests.core.harness import (
+    Bench,
+    Outcome,
+    alone,
+    logprobs_of,
+    make,
+    prompt,
+    same_as_alone,
+    same_as_alone_of,
+    say,
+)
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import RowResult, SampleSpec, StepResult
 from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
+from octavo.core.queues import Queues
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.slo import SLOScheduler
-from octavo.core.step import LOOK_AHEAD, MAX_OVERTAKEN
+from octavo.core.step import LOOK_AHEAD, MAX_OVERTAKEN, StepBuilder
 from octavo.errors import ConfigError, EngineError, RequestError
 
 
@@ -41,23 +52,6 @@ class Careless:
 
     def budget(self, load: Load) -> tuple[int, int]:
         return self.rng.choice([(-5, -5), (10**9, 10**9), (7, 3)])
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed * 100_003 + length).choices(range(1000), k=length)
-
-
-def same_as_alone(bench: Bench) -> None:
-    for name in bench.requests:
-        same_as_alone_of(bench, name)
-
-
-def same_as_alone_of(bench: Bench, name: str) -> None:
-    request = bench.requests[name]
-    for index, tokens in alone(request, bench.scheduler.max_model_len).items():
-        outcome = bench.outcomes[name, index]
-        assert outcome.token_ids == tokens, name
-        assert outcome.finish_reason in ("stop", "length")
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -266,10 +260,6 @@ def test_stp_01_min_tokens_counts_output_only(length: int, n: int, stop: str) ->
             assert outcome.stop_reason == (77 if stop == "stop id" else None)
 
 
-def say(*script: int) -> Callable[[tuple[int, ...], SampleSpec], int]:
-    return lambda history, spec: script[min(spec.position, len(script) - 1)]
-
-
 def test_stp_01_holds_even_if_the_sampler_draws_what_it_must_not() -> None:
     for least in range(6):
         bench = Bench()
@@ -411,187 +401,6 @@ def test_plans_in_flight_are_committed_once_in_order_each_with_its_result() -> N
     bench.scheduler.check()
 
 
-def test_blocks_are_published_when_their_plan_is_committed() -> None:
-    bench = Bench(budget=64)
-    bench.add(make("a", prompt(160), 3))
-    for _ in range(3):
-        bench.schedule()
-    for tokens in (64, 128, 160):
-        bench.commit()
-        assert bench.kv.usage().cached_blocks == tokens // 16
-
-
-def test_a_request_that_awaits_its_token_is_not_served_before_the_commit() -> None:
-    bench = Bench(budget=64)
-    bench.add(make("a", prompt(20), 3))
-    assert [len(bench.schedule().rows) for _ in range(3)] == [1, 0, 0]
-    bench.add(make("b", prompt(20, 1), 3))
-    assert [row.request_id for row in bench.schedule().rows] == ["b"]
-    for _ in range(3):
-        bench.commit()
-    assert [row.request_id for row in bench.schedule().rows] == ["a"]
-    bench.run()
-    same_as_alone(bench)
-
-
-def test_equal_prompts_wait_for_the_blocks_that_a_plan_in_flight_computes() -> None:
-    bench = Bench(budget=4096)
-    bench.add(make("r0", prompt(1008), 2))
-    bench.schedule()
-    for number in range(1, 8):
-        bench.add(make(f"r{number}", prompt(1008), 2))
-    assert bench.schedule().rows == ()
-    bench.run(depth=3)
-    assert bench.runner.tokens == 1008 + 7 + 8
-    same_as_alone(bench)
-
-
-def test_blocks_of_an_aborted_request_stay_its_own_while_a_plan_in_flight_writes_them() -> None:
-    bench = Bench(blocks=9, budget=64, caching=False)
-    bench.add(make("a", prompt(120), 5))
-    bench.schedule()
-    bench.schedule()
-    assert bench.scheduler.abort("a")
-    assert bench.kv.pool.num_free == 0
-    bench.add(make("a", prompt(100, 1), 5))  # the id is free again, the memory is not
-    assert bench.schedule().rows == ()
-    assert bench.commit() == []
-    assert bench.kv.pool.num_free == 0  # the second plan still writes
-    assert bench.commit() == []
-    assert bench.kv.pool.num_free == 8
-    bench.run()
-    same_as_alone(bench)
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_memory_runs_out_while_the_victim_is_in_flight(depth: int) -> None:
-    """The request that lacks a block waits for the commit, then the latest one is preempted."""
-    bench = Bench(blocks=14, caching=False)
-    bench.run([make(f"r{i}", prompt(20, i), 100) for i in range(6)], depth=depth)
-    assert bench.scheduler.num_preemptions > 0
-    assert bench.requests["r0"].num_preemptions == 0
-    same_as_alone(bench)
-
-
-# Drafts: several tokens of a row in one step.
-
-
-@pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("right", range(6))
-def test_drafts_change_the_number_of_steps_and_nothing_else(right: int, caching: bool) -> None:
-    """`right` of 5 drafts are accepted; memory runs out, so requests are preempted too."""
-    bench = Bench(blocks=24, budget=128, caching=caching)
-    kinds = ({}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 0})
-    requests = [make(f"r{i}", prompt(20, i), 120, **kinds[i % 4]) for i in range(6)]
-    answers = {request.request_id: alone(request)[0] for request in requests}
-
-    def propose(request: Request) -> list[int]:
-        done = request.num_output_tokens
-        return [*answers[request.request_id][done : done + right], *[-1] * (5 - right)]
-
-    bench.proposer = propose
-    bench.run(requests)
-    same_as_alone(bench)
-    assert bench.scheduler.num_preemptions > 0
-    assert bench.runner.drafts > 200
-    for name in answers:
-        entries = bench.outcomes[name, 0].logprobs
-        wanted = kinds[int(name[1:]) % 4].get("logprobs") is not None
-        assert entries == [logprobs_of(t, 20 + i) if wanted else None
-                           for i, t in enumerate(answers[name])]  # fmt: skip
-    alone_bench = Bench(budget=128)
-    alone_bench.proposer = propose
-    alone_bench.run([make("r0", prompt(20), 120)])
-    assert alone_bench.steps == 1 + -(-119 // (right + 1))
-    assert alone_bench.runner.accepted == 119 - (alone_bench.steps - 1)
-
-
-@pytest.mark.parametrize(
-    ("script", "options", "tokens", "reason"),
-    [
-        ((5, 6, 2, 7, 8, 9, 9), {"ignore_eos": False}, [5, 6, 2], ("stop", None)),
-        ((5, 6, 77, 7, 8, 9, 9), {"stop_token_ids": [77]}, [5, 6, 77], ("stop", 77)),
-        ((5, 6, 7, 2, 8, 2, 9), {"ignore_eos": False, "min_tokens": 4}, [5, 6, 7, 9, 8, 2],
-         ("stop", None)),
-        ((5, 6, 7, 8, 9, 10, 11), {}, [5, 6, 7, 8], ("length", None)),
-    ],
-)  # fmt: skip
-def test_an_answer_ends_inside_its_accepted_drafts(
-    script: tuple[int, ...], options: dict[str, object], tokens: list[int], reason: tuple[str, int]
-) -> None:
-    bench = Bench(budget=64)
-    bench.runner.draw = draw_script = say(*script)
-
-    def draw(history: tuple[int, ...], spec: SampleSpec) -> int:
-        token = draw_script(history, spec)
-        return 9 if spec.min_tokens_left > 0 and token in spec.stop_ids else token
-
-    bench.runner.draw = draw
-    bench.proposer = lambda request: [
-        *script[request.num_output_tokens : 3], *([9] if "min_tokens" in options else script[3:4]),
-        *script[4:],
-    ]  # fmt: skip
-    count = 4 if not options else 32
-    bench.run([make("r", prompt(12), count, logprobs=0, **options)])
-    outcome = bench.outcomes["r", 0]
-    assert outcome.token_ids == tokens
-    assert len(outcome.logprobs) == len(tokens)
-    assert (outcome.finish_reason, outcome.stop_reason) == reason
-    assert bench.runner.accepted > 1
-    assert bench.steps == 2
-    assert bench.kv.usage().cached_blocks == (len(tokens) > 4)  # none with tokens after the end
-
-
-def test_blocks_are_published_up_to_the_accepted_draft_and_the_rest_released() -> None:
-    bench = Bench(budget=64)
-    request = make("r", prompt(30), 60)
-    answer = alone(request)[0]
-    bench.add(request)
-    bench.step()  # 30 tokens computed, in 2 blocks, the first of them full
-    bench.proposer = lambda request: [*answer[1:4], *[-1] * 30]
-    (row,) = bench.schedule().rows
-    assert (row.num_drafts, len(row.token_ids), len(row.block_ids)) == (33, 34, 4)
-    assert [spec.offset for spec in row.samples] == [*range(33, -1, -1)]
-    (update,) = bench.commit()
-    assert list(update.token_ids) == answer[1:5]
-    assert (request.num_computed, len(request.tokens)) == (34, 35)
-    assert len(request.table.blocks) == 3
-    assert bench.kv.usage().cached_blocks == 2
-    bench.run()
-    same_as_alone(bench)
-
-
-def test_drafts_get_only_what_nobody_else_wants() -> None:
-    bench = Bench(budget=40, blocks=7)
-    bench.add(make("r", prompt(30), 20))
-    bench.step()
-    bench.proposer = lambda request: [-1] * 100
-    bench.add(make("s", prompt(39, 1), 5))
-    rows = bench.schedule().rows
-    assert [(row.request_id, row.num_drafts) for row in rows] == [("r", 0), ("s", 0)]
-    bench.commit()
-    rows = bench.schedule().rows
-    assert [row.num_drafts for row in rows] == [0, 0]  # each may need the one free block
-    bench.proposer = None
-    bench.run()
-    same_as_alone(bench)
-
-
-def test_drafts_are_refused_where_they_cannot_be_right() -> None:
-    bench = Bench(budget=64)
-    request = make("r", prompt(20), 6)
-    bench.add(request)
-    propose = bench.scheduler.propose
-    assert propose("r", 0, range(9))
-    assert request.drafts == (0, 1, 2, 3, 4)  # the sixth token is drawn after them
-    bench.schedule()
-    assert not propose("r", 0, [1])  # its next token comes first
-    assert not propose("r", 1, [1])
-    assert not propose("s", 0, [1])
-    bench.commit()
-    assert request.drafts == ()
-
-
 def test_a_result_that_does_not_follow_from_the_drafts_is_refused() -> None:
     for tokens in ((), (7, 9), (8, 7, 1), (8, 9, 1, 1)):
         bench = Bench(budget=64)
@@ -637,9 +446,10 @@ def test_the_deciding_code_imports_no_torch() -> None:
 
 
 def test_the_scheduler_has_no_phases() -> None:
-    source = Path(inspect.getfile(Scheduler)).read_text().lower()
-    assert "prefill" not in source
-    assert "decode" not in source
+    for part in (Scheduler, StepBuilder, Queues):
+        source = Path(inspect.getfile(part)).read_text().lower()
+        assert "prefill" not in source
+        assert "decode" not in source
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
