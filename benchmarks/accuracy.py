@@ -90,8 +90,15 @@ def _logits(runner: ModelRunner, ids: list[int]) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def _step(runner: ModelRunner, ids: list[int], start: int, blocks: tuple[int, ...]) -> torch.Tensor:
-    inputs = runner.builder.build(StepPlan(0, (PlanRow("0", tuple(ids), start, blocks),)))
-    hidden = runner.model.forward(inputs.token_ids, inputs.meta, runner.cache.layers)
+    # A block id is of one KV group at a time, so each group has blocks of its own.
+    tables = [
+        tuple(block + group * len(blocks) for block in blocks)
+        for group in range(len(runner.limits.kv_groups))
+    ]
+    inputs = runner.builder.build(StepPlan(0, (PlanRow("0", tuple(ids), start, tuple(tables)),)))
+    hidden = runner.model.forward(
+        inputs.token_ids, runner.cache.per_layer(inputs.metas), runner.cache.layers
+    )
     return runner.model.logits(hidden).float()
 
 

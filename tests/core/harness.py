@@ -1,18 +1,21 @@
 """A model of a model: tokens are a hash of their history, read only through the plan's blocks.
 
-Each block slot remembers which token was written to it, at which position, and in which step, so
-a row that reads a wrong, overwritten or not yet written slot is caught on the spot, and not by
-luck through a different token.
+Each block slot remembers what was written to it, at which position, in which step and for which
+KV group, so a row that reads a wrong, overwritten or not yet written slot is caught on the spot,
+and not by luck through a different token.
 """
 
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import (
+    FULL,
     BlockCopy,
+    CacheSpec,
     PlanRow,
     RowResult,
     SampleSpec,
@@ -48,13 +51,28 @@ def logprobs_of(token: int, position: int) -> TokenLogprobs:
     return TokenLogprobs((token,), (-float(position) - 1.0,), (1,))
 
 
-class SimulatedRunner:
-    """Executes plans over pools of slots: block -> offset -> (position, token, step)."""
+class Slot(NamedTuple):
+    """What was written to a slot. digest: of the token and all before it; group: the KV group."""
 
-    def __init__(self, block_size: int) -> None:
+    position: int
+    digest: int
+    step: int
+    group: int
+
+
+class SimulatedRunner:
+    """Executes plans over pools of slots: block -> offset -> Slot.
+
+    A layer of each group must find exactly the keys that it may see; the history of a row is
+    known from the slot before its first token alone.
+    """
+
+    def __init__(self, block_size: int, groups: Sequence[CacheSpec] = (FULL,)) -> None:
         self.block_size = block_size
-        self.pool: dict[int, dict[int, tuple[int, int, int]]] = {}
-        self.host: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self.groups = groups
+        self.pool: dict[int, dict[int, Slot]] = {}
+        self.host: dict[int, dict[int, Slot]] = {}
+        self.before: dict[int, tuple[int, int]] = {}  # digest -> digest before, token
         self.copies = {"copy": 0, "out": 0, "in": 0}
         self.tokens = 0
         self.drafts = 0
@@ -81,28 +99,53 @@ class SimulatedRunner:
 
     def _write(self, row: PlanRow, step: int, written: set[tuple[int, int]]) -> None:
         assert row.token_ids, f"{row.request_id} computes nothing"
-        size = self.block_size
-        assert len(row.block_ids) * size >= row.start + len(row.token_ids), "too few blocks"
-        # No block beyond what this step needs.
-        assert (len(row.block_ids) - 1) * size < row.start + len(row.token_ids), "a spare block"
+        size, end = self.block_size, row.start + len(row.token_ids)
+        digest = self._slot(row, 0, row.start - 1).digest if row.start else 0
+        self.tokens += len(row.token_ids)
+        assert len(row.block_ids) == len(self.groups)
+        for blocks in row.block_ids:
+            # Just the blocks that this step needs.
+            assert len(blocks) == -(-end // size), "too few blocks, or a spare one"
         for position, token in enumerate(row.token_ids, row.start):
-            block, offset = row.block_ids[position // size], position % size
-            assert block != 0, "the null block is written"
-            assert (block, offset) not in written, f"two rows write slot {block}:{offset}"
-            written.add((block, offset))
-            self.pool.setdefault(block, {})[offset] = (position, token, step)
-            self.tokens += 1
+            before, digest = digest, hash((digest, token))
+            self.before[digest] = (before, token)
+            for group, blocks in enumerate(row.block_ids):
+                block, offset = blocks[position // size], position % size
+                assert block != 0, "the null block is written"
+                assert (block, offset) not in written, f"two rows write slot {block}:{offset}"
+                written.add((block, offset))
+                self.pool.setdefault(block, {})[offset] = Slot(position, digest, step, group)
+
+    def _slot(self, row: PlanRow, group: int, position: int) -> Slot:
+        index, offset = divmod(position, self.block_size)
+        slot = self.pool[row.block_ids[group][index]][offset]
+        assert slot.position == position, f"{row.request_id} reads {slot} as {position}"
+        assert slot.group == group, f"{row.request_id} reads {slot} in group {group}"
+        return slot
+
+    def _history(self, row: PlanRow, step: int) -> list[int]:
+        """The tokens of a row; every group must have those that its queries see."""
+        end = row.start + len(row.token_ids)
+        digest = self._slot(row, 0, end - 1).digest
+        digests, history = [], []
+        while digest:
+            digests.append(digest)
+            digest, token = self.before[digest]
+            history.append(token)
+        digests.reverse()
+        history.reverse()
+        assert len(history) == end
+        for group, spec in enumerate(self.groups):
+            for position in range(spec.first_needed(row.start), end):
+                slot = self._slot(row, group, position)
+                assert slot.digest == digests[position], f"{row.request_id} reads another history"
+                if position < row.start:
+                    assert slot.step < step, f"{row.request_id} reads what this step writes"
+        return history
 
     def _row(self, row: PlanRow, step: int) -> RowResult:
-        size = self.block_size
         end = row.start + len(row.token_ids)
-        history: list[int] = []
-        for position in range(end):
-            wrote, token, when = self.pool[row.block_ids[position // size]][position % size]
-            assert wrote == position, f"{row.request_id} reads position {wrote} as {position}"
-            if position < row.start:
-                assert when < step, f"{row.request_id} reads what this step writes"
-            history.append(token)
+        history = self._history(row, step)
         assert tuple(history[row.start :]) == row.token_ids
         if row.request_id in self.failing:
             return RowResult(row.request_id, error="told to fail")
@@ -171,9 +214,11 @@ class Bench:
         mode: PreemptionMode = "auto",
         cost: Callable[[StepPlan], float] = lambda plan: 0.01,
         quick: bool = False,
+        groups: Sequence[CacheSpec] = (FULL,),
         **kv_options: int,
     ) -> None:
-        self.kv = KVManager(blocks, block_size, caching, **kv_options)
+        kv_options.setdefault("max_chunk", budget)
+        self.kv = KVManager(blocks, block_size, caching, groups=groups, **kv_options)
         self.scheduler = Scheduler(
             self.kv,
             policy or FIFOScheduler(),
@@ -182,7 +227,7 @@ class Bench:
             max_model_len=min(window or 10**9, self.kv.capacity),
             preemption_mode=mode,
         )
-        self.runner = (QuickRunner if quick else SimulatedRunner)(block_size)
+        self.runner = (QuickRunner if quick else SimulatedRunner)(block_size, groups)
         self.budget = budget
         self.seqs = seqs
         self.now = 0.0
@@ -241,14 +286,20 @@ class Bench:
             self.commit()
 
     def _check_apart(self, earlier: StepPlan, later: StepPlan) -> None:
-        """`later` writes to no block that a row of another request in `earlier` uses."""
+        """`later` writes to no block that a row of another request in `earlier` sees."""
         size = self.kv.block_size
-        owners = {block: row.request_id for row in earlier.rows for block in row.block_ids}
+        owners = {
+            block: row.request_id
+            for row in earlier.rows
+            for spec, blocks in zip(self.kv.groups, row.block_ids, strict=True)
+            for block in blocks[spec.first_needed(row.start) // size :]
+        }
         assert not {copy.target for copy in later.copies if copy.kind != "out"} & owners.keys()
         for row in later.rows:
             end = row.start + len(row.token_ids)
-            for block in row.block_ids[row.start // size : -(-end // size)]:
-                assert owners.get(block, row.request_id) == row.request_id, "a block in use"
+            for blocks in row.block_ids:
+                for block in blocks[row.start // size : -(-end // size)]:
+                    assert owners.get(block, row.request_id) == row.request_id, "a block in use"
 
     def _note(self, update: Update) -> None:
         key = (update.request_id, update.index)

@@ -5,8 +5,11 @@ from tests.core.harness import make
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import BlockCopy
+from octavo.core.prefix_cache import Prefix
 from octavo.core.request import Request, Status
 from octavo.errors import EngineError
+
+NOTHING = Prefix([[]], [0])
 
 
 def manager(blocks: int = 20, host: int = 0, caching: bool = True) -> KVManager:
@@ -50,8 +53,8 @@ def test_a_block_in_use_by_two_is_copied_by_the_first_who_writes() -> None:
     assert kv.usage().shared_slots == 32
     assert kv.usage().written_slots == 24
     assert kv.grow(child, 1)
-    assert kv.take_copies() == (BlockCopy("copy", before[1], child.table.ids[1]),)
-    assert child.table.ids[0] == before[0]
+    assert kv.take_copies() == (BlockCopy("copy", before[0][1], child.table.ids[0][1]),)
+    assert child.table.ids[0][0] == before[0][0]
     assert kv.grow(parent, 1)
     assert kv.take_copies() == ()  # the last one writes in place
     assert parent.table.ids is before
@@ -67,8 +70,8 @@ def test_a_published_block_is_never_written() -> None:
     assert kv.match(again) == 31
     assert again.table.ids == blocks
     assert kv.grow(again, 1)
-    assert again.table.ids[1] != blocks[1]
-    assert [copy.source for copy in kv.take_copies()] == [blocks[1]]
+    assert again.table.ids[0][1] != blocks[0][1]
+    assert [copy.source for copy in kv.take_copies()] == [blocks[0][1]]
     kv.check()
 
 
@@ -169,7 +172,7 @@ def test_swap_out_and_in_moves_what_is_computed() -> None:
     assert kv.swap_out(request)
     request.status = Status.SWAPPED
     copies = kv.take_copies()
-    assert [(copy.kind, copy.source) for copy in copies] == [("out", b) for b in blocks[:3]]
+    assert [(copy.kind, copy.source) for copy in copies] == [("out", b) for b in blocks[0][:3]]
     assert request.num_computed == 40
     assert kv.pool.num_used == 0
     kv.check()
@@ -177,7 +180,7 @@ def test_swap_out_and_in_moves_what_is_computed() -> None:
     kv.swap_in(request)
     back = kv.take_copies()
     assert [(copy.kind, copy.source) for copy in back] == [("in", c.target) for c in copies]
-    assert request.table.ids == tuple(copy.target for copy in back)
+    assert request.table.ids == (tuple(copy.target for copy in back),)
     usage = kv.usage()
     assert (usage.swapped_out_blocks, usage.swapped_in_blocks, usage.host_blocks) == (3, 3, 0)
     kv.check()
@@ -190,7 +193,7 @@ def test_what_is_still_in_the_pool_is_not_copied_back() -> None:
     assert kv.swap_out(request)
     kv.take_copies()
     kv.swap_in(request)
-    assert request.table.ids[:2] == blocks[:2]
+    assert request.table.ids[0][:2] == blocks[0][:2]
     assert [copy.kind for copy in kv.take_copies()] == ["in"]  # the half-full one
     kv.check()
 
@@ -215,7 +218,7 @@ def test_shared_blocks_are_copied_once_each_way(caching: bool) -> None:
         kv.check()
     # Two full blocks, shared again, and a half-full one for each to write to.
     assert len(kv.take_copies()) == 2 + 3
-    assert len({block for request in family for block in request.table.ids}) == 5
+    assert len({block for request in family for block in request.table.ids[0]}) == 5
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -227,7 +230,7 @@ def test_what_a_running_sibling_holds_is_shared_again(caching: bool) -> None:
     assert kv.swap_out(child)
     kv.take_copies()
     kv.swap_in(child)
-    assert child.table.ids[:2] == parent.table.ids[:2]
+    assert child.table.ids[0][:2] == parent.table.ids[0][:2]
     assert [copy.kind for copy in kv.take_copies()] == ["in"]
     kv.check()
 
@@ -256,16 +259,16 @@ def test_leaving_costs_nothing_for_what_others_hold() -> None:
     kv = manager()
     first = computed(kv, make("a", range(64)), 64)
     assert kv.leaving_cost(first) == (64, 8)
-    assert kv.freed_by(first, []) == 4
+    assert kv.freed_by(first, NOTHING) == 4
     second = computed(kv, make("b", [*range(32), *range(500, 532)]), 64)
     assert kv.leaving_cost(second) == (32, 4)
-    assert kv.freed_by(second, second.table.blocks[2:3]) == 1
-    assert kv.freed_by(second, []) == 2
+    assert kv.freed_by(second, Prefix([second.table.groups[0][2:3]], [0])) == 1
+    assert kv.freed_by(second, NOTHING) == 2
 
 
 def test_check_sees_a_block_of_two_owners() -> None:
     kv = manager()
     one, two = (computed(kv, make(n, range(i, i + 20)), 20) for i, n in enumerate("ab"))
-    two.table.replace(1, one.table.blocks[1])
+    two.table.replace(0, 1, one.table.groups[0][1])
     with pytest.raises(EngineError):
         kv.check()

@@ -144,12 +144,12 @@ def test_blocks_are_published_up_to_the_accepted_draft_and_the_rest_released() -
     bench.step()  # 30 tokens computed, in 2 blocks, the first of them full
     bench.proposer = lambda request: [*answer[1:4], *[-1] * 30]
     (row,) = bench.schedule().rows
-    assert (row.num_drafts, len(row.token_ids), len(row.block_ids)) == (33, 34, 4)
+    assert (row.num_drafts, len(row.token_ids), len(row.block_ids[0])) == (33, 34, 4)
     assert [spec.offset for spec in row.samples] == [*range(33, -1, -1)]
     (update,) = bench.commit()
     assert list(update.token_ids) == answer[1:5]
     assert (request.num_computed, len(request.tokens)) == (34, 35)
-    assert len(request.table.blocks) == 3
+    assert len(request.table) == 3
     assert bench.kv.usage().cached_blocks == 2
     bench.run()
     same_as_alone(bench)

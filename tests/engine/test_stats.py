@@ -16,7 +16,7 @@ from octavo.engine.stats import EngineStats, Observations, Percentiles, StatsRec
 
 def plan(step, **tokens):
     """A step that computes so many tokens of each request, one after the other."""
-    rows = [PlanRow(name, tuple(range(count)), 0, (1,)) for name, count in tokens.items()]
+    rows = [PlanRow(name, tuple(range(count)), 0, ((1,),)) for name, count in tokens.items()]
     return StepPlan(step, tuple(rows))
 
 

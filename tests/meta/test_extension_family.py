@@ -94,11 +94,12 @@ class ParallelDecoder:
         method = quantization.method("lm_head")
         self._head = products.make(parameters.matrix(method, self.HEAD), None, head_rows, method)
 
-    def forward(self, token_ids, meta, caches):
-        return self.layers(self.embed(token_ids), meta, caches)
+    def forward(self, token_ids, metas, caches):
+        return self.layers(self.embed(token_ids), metas, caches)
 
-    def layers(self, x, meta, caches):
-        for (norm, attention, up, down), cache in zip(self._blocks, caches, strict=True):
+    def layers(self, x, metas, caches):
+        for block, meta, cache in zip(self._blocks, metas, caches, strict=True):
+            norm, attention, up, down = block
             normed, _ = norm.forward(x, None)
             mlp = down(F.relu(up(normed)))
             x = x + self._scale * (attention.forward(normed, meta, cache) + mlp)

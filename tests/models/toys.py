@@ -159,7 +159,7 @@ class Paged:
         """Logits of every new token, per row."""
         meta = self.metadata([(name, len(ids)) for name, ids in rows])
         flat = torch.tensor([i for _, ids in rows for i in ids])
-        hidden = self.model.forward(flat, meta, self.caches)
+        hidden = self.model.forward(flat, [meta] * len(self.caches), self.caches)
         return list(self.model.logits(hidden).split([len(ids) for _, ids in rows]))
 
 

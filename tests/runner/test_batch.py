@@ -16,18 +16,18 @@ SPEC = SampleSpec(SamplingParams(), 0, 0, 0)
 
 def check(builder, rows, size):
     inputs = builder.build(StepPlan(1, tuple(rows)))
-    meta = inputs.meta
+    (meta,) = inputs.metas
     tokens, positions, slots, last, begin = [], [], [], [], 0
     for index, row in enumerate(rows):
         assert meta.query_starts[index] == begin
         begin += len(row.token_ids)
         assert meta.seq_lens[index] == row.start + len(row.token_ids)
         used = -(-int(meta.seq_lens[index]) // size)
-        assert meta.block_tables[index, :used].tolist() == list(row.block_ids[:used])
+        assert meta.block_tables[index, :used].tolist() == list(row.block_ids[0][:used])
         for position, token in enumerate(row.token_ids, row.start):
             tokens.append(token)
             positions.append(position)
-            slots.append(row.block_ids[position // size] * size + position % size)
+            slots.append(row.block_ids[0][position // size] * size + position % size)
         if row.samples:
             last += range(begin - 1 - row.num_drafts, begin)
     assert inputs.token_ids.tolist() == tokens
@@ -54,7 +54,7 @@ def test_random_plans_equal_a_plain_loop():
                 offsets = range(draw.randint(1, count - 1), -1, -1)
                 samples = tuple(msgspec.structs.replace(SPEC, offset=n) for n in offsets)
             tokens = tuple(draw.randrange(99) for _ in range(count))
-            rows.append(PlanRow(str(name), tokens, start, blocks, samples))
+            rows.append(PlanRow(str(name), tokens, start, (blocks,), samples))
         check(builder, rows, size)
 
 
@@ -62,7 +62,7 @@ def test_a_table_that_grows_in_place_is_followed():
     """Rows keep their place while tables grow, shrink and change hands."""
     builder = BatchBuilder(4, 32, CPU)
     table = (5, 6)
-    check(builder, [PlanRow("a", (1,), 7, table), PlanRow("b", (1,), 3, (9,))], 4)
-    check(builder, [PlanRow("a", (1,), 8, (*table, 7)), PlanRow("b", (1,), 3, (9,))], 4)
-    check(builder, [PlanRow("b", (1,), 3, (9,))], 4)
-    check(builder, [PlanRow("c", (1, 2), 0, (8,)), PlanRow("b", (1,), 3, (9,))], 4)
+    check(builder, [PlanRow("a", (1,), 7, (table,)), PlanRow("b", (1,), 3, ((9,),))], 4)
+    check(builder, [PlanRow("a", (1,), 8, ((*table, 7),)), PlanRow("b", (1,), 3, ((9,),))], 4)
+    check(builder, [PlanRow("b", (1,), 3, ((9,),))], 4)
+    check(builder, [PlanRow("c", (1, 2), 0, ((8,),)), PlanRow("b", (1,), 3, ((9,),))], 4)

@@ -11,7 +11,7 @@ from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
 from octavo.core.plan import BlockCopy
 from octavo.errors import ConfigError
-from octavo.runner.kv_cache import KVCache, block_bytes
+from octavo.runner.kv_cache import KVCache, kv_layout
 from paging import CODES, metadata
 
 CPU = kit.cpu_device()
@@ -62,7 +62,7 @@ def test_every_value_of_a_block_is_copied(cache):
 
 def test_block_bytes_is_what_the_tensors_take(cache):
     total = sum(layer.numel() * layer.element_size() for layer in cache.layers)
-    assert block_bytes(TorchAttention(), SPECS, 4, torch.float32) * 8 == total
+    assert cache.layout.block_bytes * 8 == total
 
 
 @pytest.mark.parametrize("codes", CODES)
@@ -70,8 +70,8 @@ def test_block_bytes_is_what_the_tensors_take(cache):
 def test_codes_move_with_their_scales_and_take_a_byte_each(backend, codes):
     specs = [AttentionSpec(4, 2, 64, 0.125)]
     made = KVCache(backend(), specs, 8, 16, codes, CPU, num_host_blocks=5)
-    assert block_bytes(backend(), specs, 16, codes) == 16 * 2 * 2 * (64 + 4)
-    assert block_bytes(backend(), specs, 16, torch.bfloat16) == 16 * 2 * 2 * 64 * 2
+    assert made.layout.block_bytes == 16 * 2 * 2 * (64 + 4)
+    assert kv_layout(backend(), specs, 16, torch.bfloat16).block_bytes == 16 * 2 * 2 * 64 * 2
     k, v = torch.randn(2, 30, 2, 64).bfloat16()
     step = metadata([(30, 30)], 16)
     made_by, q = backend(), torch.randn(30, 4, 64).bfloat16()

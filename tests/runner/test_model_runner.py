@@ -86,7 +86,7 @@ GREEDY = sampled()
 
 
 def row(name, tokens, blocks, start=0, samples=(GREEDY,), **more):
-    return PlanRow(name, tuple(tokens), start, tuple(blocks), tuple(samples), **more)
+    return PlanRow(name, tuple(tokens), start, (tuple(blocks),), tuple(samples), **more)
 
 
 # --- setting up --------------------------------------------------------------------------------

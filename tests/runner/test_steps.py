@@ -71,7 +71,7 @@ def test_steps_of_every_family_are_captured(tmp_path, variant):
 def rows(*given):
     """A plan of rows (first position, tokens), each over four blocks of its own."""
     made = [
-        PlanRow(str(n), tuple(range(n, n + count)), start, tuple(range(4 * n + 1, 4 * n + 5)))
+        PlanRow(str(n), tuple(range(n, n + count)), start, (tuple(range(4 * n + 1, 4 * n + 5)),))
         for n, (start, count) in enumerate(given)
     ]
     return StepPlan(0, tuple(made))
@@ -95,8 +95,9 @@ def test_every_family(tmp_path, family):
     for plan in (rows((0, 1)), rows((0, 60)), rows((0, 30), (0, 1), (0, 50)),
                  rows((30, 1), (1, 8), (50, 1)), rows(*[(40, 1)] * 6)):  # fmt: skip
         step = builder.build(plan)
-        found = captured.forward(step.token_ids, (step.meta,)).clone()
-        assert torch.equal(found, model.forward(step.token_ids, step.meta, cache.layers))
+        found = captured.forward(step.token_ids, step.metas).clone()
+        metas = cache.per_layer(step.metas)
+        assert torch.equal(found, model.forward(step.token_ids, metas, cache.layers))
 
 
 def test_not_asked_for_or_not_possible(tmp_path):

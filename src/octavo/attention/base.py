@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from octavo.core.plan import FULL, CacheSpec
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -21,6 +23,11 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
 
+    @property
+    def cache(self) -> CacheSpec:
+        """What the layer caches of a sequence."""
+        return FULL if self.window is None else CacheSpec("window", self.window)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -29,6 +36,10 @@ class AttentionMetadata:
     Row r owns query tokens query_starts[r] .. query_starts[r+1]-1, which are the last ones of
     its sequence of seq_lens[r] tokens. All tensors are on the device; lengths are also given
     as Python ints so that a backend may choose its path without reading the device.
+
+    Layers of one KV group have the same metadata; block_tables and slots differ from group to
+    group. Blocks behind the window of a group are the null block 0. It holds finite zeros, so a
+    backend may read it, and must mask what it reads.
     """
 
     query_starts: torch.Tensor  # int32 [rows + 1]
@@ -41,6 +52,7 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     block_size: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

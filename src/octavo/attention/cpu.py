@@ -24,8 +24,8 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 _pack = abi.ATTENTION.packer()
 
 
-# What layers must have in common to share a plan: the spec, and the dtype of the queries.
-_LayerKind = tuple[AttentionSpec, torch.dtype]
+# What layers must have in common to share a plan: KV group, spec, and dtype of the queries.
+_LayerKind = tuple[int, AttentionSpec, torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,28 @@ class CpuAttention:
 
     def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         """The work of this step's layers of one kind, planned for the first of them."""
-        work = self._work.get((spec, dtype))
+        kind = (meta.group, spec, dtype)
+        work = self._work.get(kind)
         if work is None or work.meta is not meta:
-            work = self._work[spec, dtype] = self._plan(meta, spec, dtype)
+            work = self._work[kind] = self._replan(meta, spec, dtype)
         return work
+
+    def _replan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+        """The work of another KV group with its own block tables, where it is the same; else of
+        a plan. Only items of layers without a window depend on what tables have in common."""
+        for group in range(meta.group) if spec.window else ():
+            other = self._work.get((group, spec, dtype))
+            if other and other.meta.query_starts is meta.query_starts:
+                step = self._step_record((meta.group, spec, dtype))
+                step[0] = self._steps[group, spec, dtype][0]
+                step["tables"] = address(meta.block_tables)
+                return _Work(meta, Address(step.ctypes.data), other.threads, other.keep)
+        return self._plan(meta, spec, dtype)
+
+    def _step_record(self, kind: _LayerKind) -> Records:
+        if kind not in self._steps:
+            self._steps[kind] = np.zeros(1, abi.ATTENTION_STEP.dtype)
+        return self._steps[kind]
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         parts = _parts(meta, spec, openmp.threads())
@@ -159,13 +177,13 @@ class CpuAttention:
         if self._scratch.numel() < size * team:
             self._scratch = torch.empty(size * team, dtype=torch.uint8)
         shared, tables = np.empty(partial, np.float32), meta.block_tables
-        step = self._steps.setdefault((spec, dtype), np.zeros(1, abi.ATTENTION_STEP.dtype))
+        step = self._step_record((meta.group, spec, dtype))
         step[0] = (
             items.ctypes.data, len(items), address(tables), address(self._scratch), size,
             shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
             spec.window or 0, spec.scale, spec.soft_cap or 0.0,
         )  # fmt: skip
-        keep = (items, counters, members, shared, tables, self._scratch)
+        keep = (items, counters, members, shared, self._scratch)
         return _Work(meta, Address(step.ctypes.data), threads, keep)
 
 

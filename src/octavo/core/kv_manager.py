@@ -2,19 +2,28 @@
 
 Tables live in the requests; this is the only place that changes them. It touches no tensor:
 what must be copied is collected as `BlockCopy`, in order, for the next plan.
+
+Layers that cache alike form a KV group (`CacheSpec`). All groups take blocks from one pool, and
+a request has a list of blocks for each: a logical block of its tokens is one physical block per
+group. What is behind the window of a group is released, so such a group holds few blocks however
+long the sequence is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.block_pool import BlockPool, expect
-from octavo.core.plan import BlockCopy
-from octavo.core.prefix_cache import PrefixCache, hash_block, root
+from octavo.core.plan import FULL, MOST_TOKENS, BlockCopy, CacheSpec, longest_sequence
+from octavo.core.prefix_cache import Prefix, PrefixCache, hash_block, root
 from octavo.core.request import Request
+from octavo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """The pool in slots (one slot: the keys and values of one token), and the cache's luck.
+    """The pool in slots, and the prefix-cache hits.
+
+    A slot holds the keys and values of one token in the layers of one KV group.
 
     held_slots: of all blocks that some request holds; written_slots: of them, computed;
     shared_slots: of them, held by more than one request. Shared ones count once. most_*: the
@@ -47,7 +56,8 @@ class KVManager:
 
     num_blocks: of the pool, the null block included. enable_prefix_caching: whether equal
     prefixes share blocks across requests. num_host_blocks: of the swap pool, its own null block
-    included; below 2 there is none.
+    included; below 2 there is none. groups: what the layers of each KV group cache. max_chunk:
+    the most tokens of one request in a step.
     """
 
     def __init__(
@@ -56,12 +66,23 @@ class KVManager:
         block_size: int,
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
+        groups: Sequence[CacheSpec] = (FULL,),
+        max_chunk: int = MOST_TOKENS,
     ) -> None:
+        _check_groups(groups)
         self.block_size = block_size
+        self.groups = tuple(groups)
+        self.num_groups = len(self.groups)
         self.pool = BlockPool(num_blocks)
         self.host = BlockPool(num_host_blocks) if num_host_blocks >= 2 else None
-        self.cache = PrefixCache(self.pool, block_size)
+        self.cache = PrefixCache(self.pool, block_size, groups)
         self.caching = enable_prefix_caching
+        self._windowed = [g for g, spec in enumerate(self.groups) if spec.window is not None]
+        # Of each windowed group, the most blocks that a request needs at once.
+        self._window_blocks = [
+            self.groups[group].most_blocks(MOST_TOKENS, max_chunk, block_size)
+            for group in self._windowed
+        ]
         self._holders: dict[Request, None] = {}
         self._on_host: dict[Request, None] = {}
         self._num_out = self._num_in = 0
@@ -70,35 +91,56 @@ class KVManager:
 
     @property
     def capacity(self) -> int:
-        """Tokens that the whole pool holds."""
-        return (self.pool.num_blocks - 1) * self.block_size
+        """Tokens of the longest sequence that the whole pool holds."""
+        return longest_sequence(self.groups, self.pool.num_blocks - 1, self.block_size)
 
-    # Entering: what is cached already, and is there room for the rest?
+    # Starting: what is cached already, and is there memory for the rest?
 
-    def find(self, request: Request) -> list[int]:
+    def find(self, request: Request) -> Prefix:
         """Blocks of `request`, which holds none, whose content the pool has already.
 
-        The longest computed prefix; of a swapped request, any that it will need. Changes
-        nothing, and is stale once any block is allocated. A request that needs the
-        log-probabilities of its prompt must compute it and finds none.
+        The longest computed prefix that every group can serve; of a swapped request, any block
+        that it will need. Changes nothing, and is stale once any block is allocated. A request
+        that needs the log-probabilities of its prompt must compute it and finds none.
         """
         if request.host_blocks:
-            names = self._content(request)[: request.num_computed // self.block_size]
-            return [block for name in names if (block := self.pool.find(name)) is not None]
+            found = [self.pool.find(name) for name in self._full_names_on_host(request)]
+            return Prefix([[block for block in found if block is not None]], (0,))
         if not self.caching or request.wants_prompt_logprobs:
-            return []
+            return Prefix([[] for _ in self.groups], [0] * self.num_groups)
         return self.cache.find(request)
 
-    def shortage(self, request: Request, found: list[int], spare: int) -> int:
-        """Blocks that lack for `request` to fit whole, with `found`, and leave `spare` free."""
-        refs = self.pool.refs
-        needed = self._blocks(len(request.tokens)) - len(found)
-        needed += sum([refs[block] == 0 for block in found])  # free now, and then not
-        if len(found) * self.block_size == len(request.tokens):
-            needed += refs[found[-1]] > 0  # the copy that `take` speaks of
-        return needed + spare - self.pool.num_free
+    def shortage(self, request: Request, found: Prefix, spare: int) -> int:
+        """Blocks missing to hold all tokens of `request`, with `found`, and leave `spare` free.
 
-    def take(self, request: Request, found: list[int]) -> int:
+        As many as it holds at once: chunk by chunk, what is behind a window is released. Where
+        that is more than the pool has, the chunks are cut smaller.
+        """
+        refs, blocks = self.pool.refs, found.held()
+        needed = sum([refs[block] == 0 for block in blocks])  # free now, and then not
+        if request.host_blocks:
+            on_host = len(request.host_blocks) - request.host_blocks.count(0)
+            needed += on_host - len(blocks)
+            needed += self._more(request, self._blocks(request.num_computed))
+        else:
+            needed += self._more(request, len(found))
+            if len(found) * self.block_size == len(request.tokens):
+                # The copies that `take` speaks of.
+                needed += sum([refs[group[-1]] > 0 for group in found.groups])
+        return min(needed, self.pool.num_blocks - 1) + spare - self.pool.num_free
+
+    def _more(self, request: Request, num_blocks: int, held: Sequence[int] = ()) -> int:
+        """Blocks needed, at once and at most, for the tokens after `num_blocks` logical blocks.
+
+        held: of each windowed group, blocks held that are released on the way.
+        """
+        new = self._blocks(len(request.tokens)) - num_blocks
+        needed = new * (self.num_groups - len(self._windowed))
+        for index, most in enumerate(self._window_blocks):
+            needed += min(new, max(0, most - held[index]) if held else most)
+        return needed
+
+    def take(self, request: Request, found: Prefix) -> int:
         """Give `found` to `request` as its first tokens; returns how many tokens that is.
 
         At most all tokens but one, whose logits are needed. When every block is found, the
@@ -107,14 +149,16 @@ class KVManager:
         """
         last = len(request.tokens) - 1
         if len(found) * self.block_size > last:
-            free = sum([self.pool.refs[block] == 0 for block in found])
-            if self.pool.num_free - free < 1:
-                found = found[:-1]
-        for block in found:
+            free = sum([self.pool.refs[block] == 0 for block in found.held()])
+            if self.pool.num_free - free < self.num_groups:
+                found = self.cache.find(request, len(found) - 1)
+        for block in found.held():
             self.pool.share(block)
-        request.table.extend(found)
+        table = request.table
+        table.extend(found.groups)
+        table.first = list(found.first)
         request.num_computed = min(len(found) * self.block_size, last)
-        request.table.num_published = request.num_computed // self.block_size
+        table.num_published = request.num_computed // self.block_size
         self._holders[request] = None
         return request.num_computed
 
@@ -140,55 +184,67 @@ class KVManager:
         for request in requests:
             index, offset = divmod(request.num_computed, size)
             if offset:
-                block = request.table.blocks[index]
-                if refs[block] == 1 and hashes[block] is None:
+                for blocks in request.table.groups:
+                    block = blocks[index]
+                    if refs[block] != 1 or hashes[block] is not None:
+                        break
+                else:
                     continue
             if not self.grow(request, 1):
                 short.append(request)
         return short
 
     def missing(self, request: Request) -> int:
-        """Blocks that `request` still needs for the tokens it has."""
-        return self._blocks(len(request.tokens)) - len(request.table.blocks)
+        """Blocks that `request` still needs, at once and at most, for the tokens it has."""
+        table = request.table
+        held: list[int] = []
+        # What others share is not free when it is released.
+        if self._windowed and not self.pool.num_shared and table.groups:
+            held = [len(table) - table.first[group] for group in self._windowed]
+        return self._more(request, len(table), held)
 
     def room(self, request: Request) -> int:
         """The most tokens that `grow` could give `request` now."""
-        free = self.pool.num_free - self._must_copy(request)
+        free = self.pool.num_free - len(self._must_copy(request))
         if free < 0:
             return 0
-        return (len(request.table.blocks) + free) * self.block_size - request.num_computed
+        blocks = len(request.table) + free // self.num_groups
+        return blocks * self.block_size - request.num_computed
 
     def grow(self, request: Request, count: int) -> bool:
         """Hold writable blocks for the next `count` tokens; False, and no change, if too few.
 
         A block that others hold or may find is copied before `request` writes to it.
         """
-        start = request.num_computed
-        blocks = request.table.blocks
-        needed = -(-(start + count) // self.block_size) - len(blocks)
-        copy = self._must_copy(request)
-        if needed <= 0 and not copy:
+        start, table = request.num_computed, request.table
+        needed = -(-(start + count) // self.block_size) - len(table)
+        copied = self._must_copy(request)
+        if needed <= 0 and not copied:
             return True
-        if max(needed, 0) + copy > self.pool.num_free:
+        if max(needed, 0) * self.num_groups + len(copied) > self.pool.num_free:
             return False
-        if copy:
-            self._copy_on_write(request, start // self.block_size)
+        for group in copied:
+            self._copy_on_write(request, group, start // self.block_size)
         if needed > 0:
-            request.table.extend([self.pool.allocate() for _ in range(needed)])
+            allocate = self.pool.allocate
+            table.extend([[allocate() for _ in range(needed)] for _ in self.groups])
             self._holders[request] = None
         return True
 
-    def _must_copy(self, request: Request) -> bool:
-        start = request.num_computed
-        if start % self.block_size == 0:
-            return False
-        return not self.pool.writable(request.table.blocks[start // self.block_size])
+    def _must_copy(self, request: Request) -> list[int]:
+        """The groups whose block that `request` writes to next is not its own."""
+        index, offset = divmod(request.num_computed, self.block_size)
+        if not offset:
+            return []
+        writable = self.pool.writable
+        groups = request.table.groups
+        return [group for group, blocks in enumerate(groups) if not writable(blocks[index])]
 
-    def _copy_on_write(self, request: Request, index: int) -> None:
+    def _copy_on_write(self, request: Request, group: int, index: int) -> None:
         table = request.table
-        old, new = table.blocks[index], self.pool.allocate()
+        old, new = table.groups[group][index], self.pool.allocate()
         self._copies.append(BlockCopy("copy", old, new))
-        table.replace(index, new)
+        table.replace(group, index, new)
         # The old block may be allocated again within this step: its copy is made before any
         # row writes, and copies are made in the order in which they are asked for.
         self.pool.release(old)
@@ -201,15 +257,37 @@ class KVManager:
         """
         child.table = parent.table.fork()
         child.num_computed = parent.num_computed
-        for block in child.table.blocks:
+        for block in child.table.held():
             self.pool.share(block)
         self._holders[child] = None
 
     def publish(self, request: Request, computed: int) -> None:
-        """After a step: let others find the blocks of `request` whose tokens are computed, which
-        the first `computed` tokens are."""
+        """After a step, which computed `request` up to its first `computed` tokens: let others
+        find its full blocks, and release those that no later query sees.
+
+        Plans that are still in flight begin at `computed` or later, so they do not see them.
+        """
+        table = request.table
         if self.caching:
             self.cache.publish(request, computed)
+        table.num_published = max(table.num_published, computed // self.block_size)
+        for group in self._windowed:
+            self._release_behind(request, group, computed)
+
+    def _release_behind(self, request: Request, group: int, computed: int) -> None:
+        """Release the blocks of `group` that are wholly behind the window of the next token.
+
+            tokens   0 ............ computed - window ][ window - 1 tokens ] computed
+            before   [  5  ][  8  ][  2  ][  9  ][  4  ][  7  ]
+            after    [  0  ][  0  ][  2  ][  9  ][  4  ][  7  ]
+                                    ^ holds the first token that is seen
+
+        The null block 0 keeps the place of what was released. Kernels may read it, since they
+        read whole splits of keys, and mask what they read: it holds finite zeros.
+        """
+        end = self.groups[group].first_needed(computed) // self.block_size
+        for block in request.table.drop_front(group, end):
+            self.pool.release(block)
 
     def rewind(self, request: Request, computed: int) -> None:
         """Keep the first `computed` tokens of `request`, and release the blocks after them: the
@@ -231,25 +309,27 @@ class KVManager:
             pool  [  7  ][  4  ][ 9: half ]      7 is shared with a request that was swapped
             host  [  3  ][ new ][   new   ]      before: its copy, 3, is found by name and shared
 
-        False, and no change, if the host has no room. The copies run before any row writes.
+        False, and no change, if the host has no free blocks. The copies run before any row
+        writes.
         """
         host = self.host
         if host is None:
             return False
-        names = self._content(request)
-        found = [host.find(name) for name in names]
-        taken = sum([block is None or host.refs[block] == 0 for block in found])
+        blocks, names = self._computed_blocks(request), self._content(request)
+        found = [host.find(name) if block else 0 for block, name in zip(blocks, names, strict=True)]
+        taken = sum([block is None or (block > 0 and host.refs[block] == 0) for block in found])
         if taken > host.num_free:
             return False
-        for block in found:  # all of them first: allocating may overwrite what was found
-            if block is not None:
-                host.share(block)
-        for source, name, there in zip(request.table.blocks, names, found, strict=False):
+        for there in found:  # all of them first: allocating may overwrite what was found
+            if there:
+                host.share(there)
+        for source, name, there in zip(blocks, names, found, strict=True):
             request.host_blocks.append(self._copy_out(host, source, name, there))
         # Those that are still in the pool when the request comes back need no copy.
-        full = request.num_computed // self.block_size
-        for source, name in zip(request.table.blocks[:full], names, strict=False):
-            self.pool.publish(source, name)
+        full = request.num_computed // self.block_size * self.num_groups
+        for source, name in zip(blocks[:full], names, strict=False):
+            if source:
+                self.pool.publish(source, name)
         self._release_table(request)
         self._on_host[request] = None
         return True
@@ -265,18 +345,26 @@ class KVManager:
 
     def swap_in(self, request: Request) -> None:
         """Bring back what `swap_out` took; the caller has seen that there is no shortage."""
-        names = self._content(request)
-        full = request.num_computed // self.block_size
-        found = [self.pool.find(name) for name in names[:full]]
+        sources, names = request.host_blocks, self._content(request)
+        full = request.num_computed // self.block_size * self.num_groups
+        found = [
+            self.pool.find(name) if source else 0
+            for source, name in zip(sources[:full], names, strict=False)
+        ]
         for block in found:
-            if block is not None:
+            if block:
                 self.pool.share(block)
-        for index, name in enumerate(names):
+        blocks: list[int] = []
+        for index, (source, name) in enumerate(zip(sources, names, strict=True)):
             here = found[index] if index < full else None
             if here is None:
-                here = self._copy_in(request.host_blocks[index], name if index < full else None)
-            request.table.append(here)
-        request.table.num_published = full
+                here = self._copy_in(source, name if index < full else None)
+            blocks.append(here)
+        groups = [blocks[group :: self.num_groups] for group in range(self.num_groups)]
+        table = request.table
+        table.extend(groups)
+        table.first = [sum([block == 0 for block in group]) for group in groups]
+        table.num_published = full // self.num_groups
         self._holders[request] = None
         self._release_host(request)
 
@@ -288,8 +376,14 @@ class KVManager:
         self._num_in += 1
         return target
 
+    def _computed_blocks(self, request: Request) -> list[int]:
+        """The blocks with computed content: all groups of the first logical block, of the next,
+        ...; the null block for those behind a window."""
+        rows = list(zip(*request.table.groups, strict=True))
+        return [block for row in rows[: self._blocks(request.num_computed)] for block in row]
+
     def _content(self, request: Request) -> list[bytes]:
-        """The name of each block's computed content, of a half-full last one too."""
+        """The names of `_computed_blocks`, of a half-full last one too."""
         full, rest = divmod(request.num_computed, self.block_size)
         names = self.cache.names(request, full)[:full]
         if rest:
@@ -299,24 +393,33 @@ class KVManager:
                     parent, request.tokens[request.num_computed - rest : request.num_computed]
                 )
             )
-        return names
+        return [name + tag for name in names for tag in self.cache.tags]
+
+    def _full_names_on_host(self, request: Request) -> list[bytes]:
+        """The names of the full blocks of a swapped request."""
+        full = request.num_computed // self.block_size * self.num_groups
+        names = self._content(request)[:full]
+        return [n for n, block in zip(names, request.host_blocks, strict=False) if block]
 
     def leaving_cost(self, request: Request) -> tuple[int, int]:
         """(tokens to compute again, blocks to copy there and back) if `request` leaves now.
 
-        What others hold too stays, and costs neither.
+        Blocks that others hold too stay, and cost neither; tokens are saved where that is so
+        in every group.
         """
         refs = self.pool.refs
-        blocks = request.table.blocks[: self._blocks(request.num_computed)]
-        shared = sum([refs[block] > 1 for block in blocks])
-        tokens = max(request.num_computed - shared * self.block_size, 0)
-        return tokens, 2 * (len(blocks) - shared)
+        blocks = self._computed_blocks(request)
+        shared = [block == 0 or refs[block] > 1 for block in blocks]
+        step = self.num_groups
+        saved = sum([all(shared[at : at + step]) for at in range(0, len(shared), step)])
+        tokens = max(request.num_computed - saved * self.block_size, 0)
+        return tokens, 2 * shared.count(False)
 
-    def freed_by(self, request: Request, wanted: list[int]) -> int:
+    def freed_by(self, request: Request, wanted: Prefix) -> int:
         """Blocks that become free when `request` leaves, beside those that are `wanted` as is."""
         refs = self.pool.refs
-        keep = set(wanted)
-        return sum([refs[block] == 1 and block not in keep for block in request.table.blocks])
+        keep = set(wanted.held())
+        return sum([refs[block] == 1 and block not in keep for block in request.table.held()])
 
     # Leaving.
 
@@ -342,7 +445,8 @@ class KVManager:
     def _release_host(self, request: Request) -> None:
         if self.host is not None:
             for block in reversed(request.host_blocks):
-                self.host.release(block)
+                if block:
+                    self.host.release(block)
             request.host_blocks.clear()
             self._on_host.pop(request, None)
 
@@ -360,7 +464,7 @@ class KVManager:
         size, pool = self.block_size, self.pool
         held = pool.num_used * size
         return KVUsage(
-            total_slots=self.capacity,
+            total_slots=(pool.num_blocks - 1) * size,
             held_slots=held,
             written_slots=held - self._unwritten(),
             shared_slots=pool.num_shared * size,
@@ -377,17 +481,18 @@ class KVManager:
         )
 
     def note_written(self, coming: int) -> None:
-        """The step just planned writes `coming` of the slots that requests hold."""
+        """The step just planned computes `coming` of the tokens that requests hold slots for."""
         held = self.pool.num_used * self.block_size
         if held > self._most_written:  # else it cannot be a new high-water mark
-            self._most_written = max(self._most_written, held - self._unwritten() + coming)
+            written = held - self._unwritten() + coming * self.num_groups
+            self._most_written = max(self._most_written, written)
 
     def usage_of(self, request: Request) -> tuple[int, int, int]:
-        """(held, written, shared) slots of one request."""
-        blocks = request.table.blocks
-        shared = sum([self.pool.refs[block] > 1 for block in blocks])
-        written = request.num_computed if blocks else 0
-        return len(blocks) * self.block_size, written, shared * self.block_size
+        """(held, written, shared) slots of one request, in all groups."""
+        table, size = request.table, self.block_size
+        shared = sum([self.pool.refs[block] > 1 for block in table.held()])
+        written = sum([request.num_computed - first * size for first in table.first])
+        return table.num_held * size, written, shared * size
 
     def _unwritten(self) -> int:
         """Slots of held blocks that no holder has computed.
@@ -398,30 +503,56 @@ class KVManager:
         size = self.block_size
         empty: dict[int, int] = {}
         for request in self._holders:
-            blocks, computed = request.table.blocks, request.num_computed
-            for index in range(computed // size, len(blocks)):
-                block = blocks[index]
+            table, computed = request.table, request.num_computed
+            for index in range(computed // size, len(table)):
                 unwritten = size - max(0, computed - index * size)
-                if self.pool.hashes[block] is None:  # a published block is full
-                    empty[block] = min(unwritten, empty.get(block, size))
+                for blocks in table.groups:
+                    block = blocks[index]
+                    if self.pool.hashes[block] is None:  # a published block is full
+                        empty[block] = min(unwritten, empty.get(block, size))
         return sum(empty.values())
 
     def check(self) -> None:
         """Verify both pools, and that references are just those of the tables. For tests, idle."""
-        tables = [(request, request.table.blocks) for request in self._holders]
-        for request, blocks in tables:
-            expect(
-                request.num_computed <= len(blocks) * self.block_size,
-                f"{request!r} has more tokens than slots",
-            )
-            expect(request.table.ids == tuple(blocks), f"{request!r} has a stale tuple of blocks")
+        for request in self._holders:
+            self._check_table(request)
             expect(not request.host_blocks, f"{request!r} is in two places")
-        _check_references(self.pool, [blocks for _, blocks in tables])
+        _check_references(self.pool, [request.table.held() for request in self._holders])
         if self.host is not None:
             _check_references(self.host, [request.host_blocks for request in self._on_host])
 
+    def _check_table(self, request: Request) -> None:
+        table = request.table
+        expect(
+            request.num_computed <= len(table) * self.block_size,
+            f"{request!r} has more tokens than slots",
+        )
+        ids = tuple(tuple(blocks) for blocks in table.groups)
+        expect(table.ids == ids, f"{request!r} has a stale tuple of blocks")
+        for spec, blocks, first in zip(self.groups, table.groups, table.first, strict=False):
+            expect(len(blocks) == len(table), f"{request!r} has groups of different lengths")
+            expect(
+                not any(blocks[:first]) and all(blocks[first:]),
+                f"{request!r} has the null block elsewhere than behind the window",
+            )
+            expect(
+                first * self.block_size <= spec.first_needed(request.num_computed),
+                f"{request!r} lacks a block that a window of {spec.window} sees",
+            )
+
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+
+def _check_groups(groups: Sequence[CacheSpec]) -> None:
+    if not groups:
+        raise ConfigError("a KV cache needs at least one group of layers")
+    for group, spec in enumerate(groups):
+        if spec.kind == "state":
+            raise ConfigError(
+                f"KV group {group} caches a state of fixed size, which is not served yet: it "
+                "needs one slot per request, written in place, and snapshots for the prefix cache"
+            )
 
 
 def _check_references(pool: BlockPool, tables: list[list[int]]) -> None:
@@ -429,5 +560,5 @@ def _check_references(pool: BlockPool, tables: list[list[int]]) -> None:
     counts = [0] * pool.num_blocks
     for blocks in tables:
         for block in blocks:
-            counts[block] += 1
+            counts[block] += block > 0
     expect(counts == pool.refs, "references and tables differ")

@@ -15,7 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from octavo.errors import ConfigError
 from octavo.params import SamplingParams
+
+MOST_TOKENS = 2**31 - 1  # of one sequence: lengths are 32-bit integers
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +52,8 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     """One request's share of a step.
 
     token_ids: the tokens to compute, at positions start, start + 1, ...
-    block_ids: every block the request holds, in order; covers start + len(token_ids) tokens.
+    block_ids: for each KV group, the blocks of the request in order; each covers start +
+        len(token_ids) tokens. Blocks behind the window of a group are the null block 0.
         The same tuple object is passed until the table changes, so that it can be compared
         by identity.
     samples: empty while the prompt is not yet complete; else one spec, for the next token; at
@@ -64,7 +68,7 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     token_ids: tuple[int, ...]
     start: int
-    block_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     samples: tuple[SampleSpec, ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: tuple[int, ...] = ()
@@ -76,7 +80,10 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockCopy(msgspec.Struct, frozen=True, gc=False):
-    """Copy one whole block, all layers. `copy`: pool to pool; `out`: pool to host; `in`: back."""
+    """Copy one whole block, in all layers of its KV group.
+
+    `copy`: pool to pool; `out`: pool to host; `in`: back.
+    """
 
     kind: Literal["copy", "out", "in"]
     source: int
@@ -168,11 +175,68 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What a layer caches of a sequence; layers of one KV group have the same.
+
+    full: the keys and values of all its tokens. window: of the last `window` tokens, the current
+    one included. state: one value of fixed size, whatever the length (recurrent layers).
+    """
+
+    kind: Literal["full", "window", "state"] = "full"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "window") != (self.window is not None):
+            raise ConfigError(f"a cache of kind {self.kind!r} has no window of {self.window!r}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window must be at least 1 token, not {self.window}")
+
+    def first_needed(self, position: int) -> int:
+        """The first token whose keys the query at `position`, and all later ones, need."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def most_blocks(self, num_blocks: int, chunk: int, block_size: int) -> int:
+        """The most blocks held at once on the way to `num_blocks` blocks of tokens, computed at
+        most `chunk` tokens at a time.
+
+        Behind a window blocks are released when a block of tokens has been completed:
+
+            window - 1 tokens, from     last token    chunk - 1 more, from
+            within a block                            within a block
+            [..|##][######][######]     [#.....]      [......][..|   ]
+        """
+        if self.window is None:
+            return num_blocks
+        behind, ahead = -(-(self.window - 1) // block_size), -(-(chunk - 1) // block_size)
+        return min(num_blocks, behind + 1 + ahead)
+
+
+FULL = CacheSpec()
+
+
+def blocks_needed(groups: Sequence[CacheSpec], tokens: int, block_size: int, chunk: int = 1) -> int:
+    """Physical blocks that a sequence of `tokens` tokens holds at most at once, in all groups."""
+    blocks = -(-tokens // block_size)
+    return sum([group.most_blocks(blocks, chunk, block_size) for group in groups])
+
+
+def longest_sequence(groups: Sequence[CacheSpec], num_blocks: int, block_size: int) -> int:
+    """The tokens of the longest sequence that `num_blocks` physical blocks can hold."""
+    low, high = 0, MOST_TOKENS // block_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = blocks_needed(groups, middle * block_size, block_size) <= num_blocks
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * block_size
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerLimits:
     """What a loaded runner can do, as plain values that may cross a process border.
 
     num_blocks: KV blocks in the pool, the null block 0 included; each has `block_bytes` bytes
-        over all layers. num_host_blocks: blocks of the swap pool.
+        over all layers of a KV group. num_host_blocks: blocks of the swap pool.
+    kv_groups: what the layers of each group cache; a request has a block table for each.
     max_model_len: tokens of one request, prompt and output together; fits the pool.
     eos_token_ids: every id that ends a text. generation_defaults: sampling values that the
         checkpoint recommends. memory: the KV budget's sum, term by term, in bytes.
@@ -185,6 +249,7 @@ class RunnerLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     num_host_blocks: int = 0
+    kv_groups: tuple[CacheSpec, ...] = (FULL,)
     model: str = ""
     architecture: str = ""
     dtype: str = ""
@@ -195,5 +260,8 @@ class RunnerLimits:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that the pool holds, in sequences of `max_model_len` tokens."""
+        size = self.block_size
+        tokens = -(-self.max_model_len // size) * size
+        needed = blocks_needed(self.kv_groups, tokens, size)
+        return (self.num_blocks - 1) * tokens // needed

@@ -3,27 +3,62 @@
 The name of a block is a hash of the name of the block before it and of its own tokens, so equal
 names mean equal histories. The first name of the chain holds what else decides who may share the
 blocks: the salt, under a tag, so that nothing else can be mistaken for it. A request keeps its
-names: no block is hashed twice.
+names: no block is hashed twice. Each KV group caches other layers of the same tokens, so the pool
+knows a block by its name and its group.
 """
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.plan import FULL, CacheSpec
 from octavo.core.request import Request
 
 _DIGEST = 16  # bytes; 2**64 blocks until two histories are likely to share a name
 _ROOT = b"octavo"
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A computed prefix: the blocks of each KV group, all of one length.
+
+    The first `first[group]` of them are the null block: they are behind the window.
+    """
+
+    groups: Sequence[list[int]]
+    first: Sequence[int]
+
+    def __len__(self) -> int:
+        """Logical blocks."""
+        return len(self.groups[0])
+
+    def held(self) -> list[int]:
+        """The physical blocks, without the null block."""
+        if len(self.groups) == 1 and not self.first[0]:
+            return self.groups[0]
+        return [block for blocks in self.groups for block in blocks if block]
+
+
 class PrefixCache:
-    """The names of blocks, over a pool that finds and forgets them."""
+    """The names of blocks, over a pool that finds and forgets them. groups: of the layers."""
 
-    __slots__ = ("block_size", "cached_tokens", "pool", "queried_tokens")
+    __slots__ = (
+        "_full", "_windowed", "block_size", "cached_tokens", "groups", "pool",
+        "queried_tokens", "tags",
+    )  # fmt: skip
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, groups: Sequence[CacheSpec] = (FULL,)
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.groups = tuple(groups)
+        self._full = [g for g, spec in enumerate(self.groups) if spec.window is None]
+        self._windowed = [g for g, spec in enumerate(self.groups) if spec.window is not None]
+        # Appended to a name, it is that of the block of one group.
+        self.tags = [b"", *(group.to_bytes(2, "big") for group in range(1, len(self.groups)))]
         self.queried_tokens = 0  # prompt tokens looked up when requests first ran
         self.cached_tokens = 0  # of them, found
 
@@ -37,18 +72,74 @@ class PrefixCache:
             names.append(hash_block(parent, request.tokens[start : start + size]))
         return names
 
-    def find(self, request: Request) -> list[int]:
-        """The blocks that hold the longest computed prefix of `request`, in order.
+    def find(self, request: Request, limit: int | None = None) -> Prefix:
+        """The longest computed prefix of `request`, of at most `limit` blocks, that every group
+        can serve.
 
         Changes no block; stale once any block is allocated.
         """
+        names = self.names(request, len(request.tokens) // self.block_size)[:limit]
+        found: dict[int, list[int]] = {}
+        for group in self._full:
+            found[group] = self._run(names, group)
+            names = names[: len(found[group])]
+        if self._windowed:
+            names = names[: self._end_of_windows(request, names)]
+        start, find = self._start(request, len(names)), self.pool.find
+        first = [self._first_block(group, start) for group in range(len(self.groups))]
+        for group in self._windowed:
+            begin, tag = first[group], self.tags[group]
+            found[group] = [0] * begin + [find(name + tag) or 0 for name in names[begin:]]
+        return Prefix([found[group][: len(names)] for group in range(len(first))], first)
+
+    def _start(self, request: Request, num_blocks: int) -> int:
+        """The first token to compute after a prefix of `num_blocks`: at the latest the last one,
+        whose logits are needed."""
+        return min(num_blocks * self.block_size, len(request.tokens) - 1)
+
+    def _run(self, names: list[bytes], group: int) -> list[int]:
+        """The blocks of `names`, up to the first one that the pool does not have."""
+        find, tag = self.pool.find, self.tags[group]
         found: list[int] = []
-        for name in self.names(request, len(request.tokens) // self.block_size):
-            block = self.pool.find(name)
+        for name in names:
+            block = find(name + tag)
             if block is None:
                 break
             found.append(block)
         return found
+
+    def _end_of_windows(self, request: Request, names: list[bytes]) -> int:
+        """The longest prefix, in blocks, before whose end each window group has what the next
+        token sees.
+
+            tokens  ..............[ window - 1 tokens ](next)
+            blocks  [    ][    ][    ][    ][    ][    ]
+                     any   any   ---- must be cached --
+        """
+        end = len(names)
+        while end:
+            start = self._start(request, end)
+            missing = max(
+                self._last_missing(names, self._first_block(group, start), end, group)
+                for group in self._windowed
+            )
+            if missing < 0:
+                break
+            # No prefix that ends between the missing block and `end` can do without it.
+            end = missing
+        return end
+
+    def _first_block(self, group: int, start: int) -> int:
+        """The first block that a query at `start` needs."""
+        return self.groups[group].first_needed(start) // self.block_size
+
+    def _last_missing(self, names: list[bytes], begin: int, end: int, group: int) -> int:
+        """The last of blocks begin..end-1 that the pool does not have for `group`, or -1."""
+        find, tag = self.pool.find, self.tags[group]
+        for index in range(end - 1, begin - 1, -1):
+            if find(names[index] + tag) is None:
+                return index
+        return -1
 
     def publish(self, request: Request, computed: int) -> None:
         """Let others find the full blocks among the first `computed` tokens of `request`."""
@@ -57,9 +148,10 @@ class PrefixCache:
         if full <= table.num_published:
             return
         names = self.names(request, full)
-        for index in range(table.num_published, full):
-            self.pool.publish(table.blocks[index], names[index])
-        table.num_published = full
+        for blocks, tag in zip(table.groups, self.tags, strict=True):
+            for index in range(table.num_published, full):
+                if block := blocks[index]:
+                    self.pool.publish(block, names[index] + tag)
 
 
 def root(request: Request) -> bytes:

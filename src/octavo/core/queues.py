@@ -83,7 +83,7 @@ class Queues:
         for request in live:
             running = request.status is Status.RUNNING
             expect(running == (request in self.running), f"{request!r} is in the wrong queue")
-            expect(running or not request.table.blocks, f"{request!r} waits and holds blocks")
+            expect(running or not len(request.table), f"{request!r} waits and holds blocks")
             expect(running or not request.num_in_flight, f"{request!r} waits and is in flight")
             swapped = request.status is Status.SWAPPED
             expect(swapped == bool(request.host_blocks), f"{request!r} has a wrong status")

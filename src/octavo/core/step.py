@@ -26,6 +26,7 @@ from itertools import islice
 from octavo.core.fallback import FallbackPolicy
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.core.policy import Load
+from octavo.core.prefix_cache import Prefix
 from octavo.core.queues import Queues
 from octavo.core.request import Request, Status
 from octavo.errors import EngineError
@@ -206,12 +207,12 @@ class StepBuilder:
 
     def _assign_tokens(self, request: Request, count: int) -> None:
         """Assign `count` more tokens, with their blocks."""
-        total, blocks = self._assigned.get(request, 0) + count, len(request.table)
+        total, missing = self._assigned.get(request, 0) + count, self._kv.missing(request)
         if count <= 0 or not self._kv.grow(request, total):
             raise EngineError(f"no blocks for {count} tokens of {request!r}, which were counted")
         self._assigned[request] = total
         self._left -= count
-        self._reserved_blocks -= len(request.table) - blocks
+        self._reserved_blocks -= missing - self._kv.missing(request)
         if self._kv.caching:
             size = self._kv.block_size
             first, end = request.num_computed // size, (request.num_computed + total) // size
@@ -315,9 +316,10 @@ class StepBuilder:
         return name in self._computing or any(name in step.computing for step in self._in_flight)
 
     def _spare(self) -> int:
-        """Blocks to leave free: the reserved ones, and one more for each running request."""
+        """Blocks to leave free: the reserved ones, and for each running request one more in each
+        KV group."""
         running = self._queues.running
-        return self._reserved_blocks + len(running) if running else 0
+        return self._reserved_blocks + len(running) * self._kv.num_groups if running else 0
 
     def _victim_of(self, request: Request, staying: Collection[Request]) -> Request | None:
         """Which of `staying` the waiting `request` may displace."""
@@ -331,7 +333,7 @@ class StepBuilder:
         }
         return self._policy.victim(candidates.keys(), request, self._now)
 
-    def _victims(self, request: Request, found: list[int], full: bool) -> list[Request] | None:
+    def _victims(self, request: Request, found: Prefix, full: bool) -> list[Request] | None:
         """The requests to displace so that `request` can start, most often none; None if it must
         wait."""
         short = self._kv.shortage(request, found, self._spare())
@@ -345,15 +347,16 @@ class StepBuilder:
             victims.append(victim)
             staying = {other: None for other in staying if other is not victim}
             # Its blocks that nobody else holds and `request` does not share; the blocks reserved
-            # for it; its spare block.
-            short -= self._kv.freed_by(victim, found) + self._kv.missing(victim) + 1
+            # for it; its spare blocks.
+            reserved = self._kv.missing(victim) + self._kv.num_groups
+            short -= self._kv.freed_by(victim, found) + reserved
             if not staying:
                 short = 0  # alone, every request fits
             left += self._assigned.get(victim, 0)
             full = len(staying) >= self._sequences
         return victims
 
-    def _start(self, request: Request, found: list[int]) -> None:
+    def _start(self, request: Request, found: Prefix) -> None:
         if request.host_blocks:
             self._kv.swap_in(request)
         else:

@@ -54,6 +54,8 @@ class Engine:
                 limits.block_size,
                 config.enable_prefix_caching,
                 limits.num_host_blocks,
+                limits.kv_groups,
+                config.max_num_batched_tokens,
             ),
             policy,
             max_num_seqs=config.max_num_seqs,

@@ -86,15 +86,17 @@ class FakeRunner:
     def _write(self, row: PlanRow) -> None:
         size = self.limits.block_size
         for position, token in enumerate(row.token_ids, row.start):
-            block = row.block_ids[position // size]
-            if block == 0:
-                raise AssertionError(f"{row.request_id} writes to the null block")
-            self._pool.setdefault(block, {})[position % size] = token
+            for blocks in row.block_ids:
+                block = blocks[position // size]
+                if block == 0:
+                    raise AssertionError(f"{row.request_id} writes to the null block")
+                self._pool.setdefault(block, {})[position % size] = token
 
     def _history(self, row: PlanRow) -> list[int]:
         size = self.limits.block_size
         end = row.start + len(row.token_ids)
-        return [self._pool[row.block_ids[p // size]][p % size] for p in range(end)]
+        blocks = row.block_ids[0]
+        return [self._pool[blocks[p // size]][p % size] for p in range(end)]
 
     def _row(self, row: PlanRow) -> RowResult:
         if row.request_id in self.failing:

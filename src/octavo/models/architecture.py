@@ -91,13 +91,19 @@ class Architecture(Protocol):
     embed: Callable[..., torch.Tensor]  # as layers.embedding.Embedding.forward
 
     def forward(
-        self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+        self,
+        token_ids: torch.Tensor,
+        metas: Sequence[AttentionMetadata],
+        caches: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """int64 [T] -> hidden states [T, H] after the final norm; caches: one per layer."""
+        """int64 [T] -> hidden states [T, H] after the final norm.
+
+        metas, caches: one per layer; layers of one KV group have the same metadata.
+        """
         ...
 
     def layers(
-        self, x: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+        self, x: torch.Tensor, metas: Sequence[AttentionMetadata], caches: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """From embedded tokens [T, H], which are overwritten, to what `forward` gives."""
         ...

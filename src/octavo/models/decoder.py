@@ -257,17 +257,23 @@ class Decoder:
         del self._parameters
 
     def forward(
-        self, token_ids: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+        self,
+        token_ids: torch.Tensor,
+        metas: Sequence[AttentionMetadata],
+        caches: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """int64 [T] -> hidden states [T, H] after the final norm; caches: one per layer."""
-        return self.layers(self.embed(token_ids), meta, caches)
+        """int64 [T] -> hidden states [T, H] after the final norm.
+
+        metas, caches: one per layer; layers of one KV group have the same metadata.
+        """
+        return self.layers(self.embed(token_ids), metas, caches)
 
     def layers(
-        self, x: torch.Tensor, meta: AttentionMetadata, caches: Sequence[torch.Tensor]
+        self, x: torch.Tensor, metas: Sequence[AttentionMetadata], caches: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """From embedded tokens [T, H], which are overwritten, to what `forward` gives."""
         residual = None
-        for layer, cache in zip(self._layers, caches, strict=True):
+        for layer, meta, cache in zip(self._layers, metas, caches, strict=True):
             x, residual = layer(x, residual, meta, cache)
         return self._norm(x, residual)[0]
 

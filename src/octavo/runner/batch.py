@@ -1,39 +1,49 @@
 """A plan's rows as the flat tensors that the model reads, in buffers made once.
 
-Nothing of a request lives here from step to step but the block table that was last written for
-a row position, kept so that a table which did not change is not copied again.
+Nothing of a request lives here from step to step but the block tables that were last written for
+a row position, kept so that tables which did not change are not copied again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.attention.base import AttentionMetadata
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.runner.device import Device
 
+Tables = NDArray[np.int32]
+Indices = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """token_ids: int64 [tokens]. sample_index: int64 [sampled tokens], those whose logits are
-    needed, in the plan's order: of each row that draws its last token, and before it one for
-    each draft."""
+    """token_ids: int64 [tokens]. metas: one per KV group. sample_index: int64 [sampled tokens],
+    those whose logits are needed, in the plan's order: of each row that draws its last token, and
+    before it one for each draft."""
 
     token_ids: torch.Tensor
-    meta: AttentionMetadata
+    metas: tuple[AttentionMetadata, ...]
     sample_index: torch.Tensor
 
 
 class BatchBuilder:
-    """Builds StepInputs. Buffers grow to the largest step seen and are then reused."""
+    """Builds StepInputs for `num_groups` KV groups, of at most `max_blocks` logical blocks a row.
 
-    def __init__(self, block_size: int, max_blocks: int, device: Device) -> None:
+    Buffers grow to the largest step seen and are then reused.
+    """
+
+    def __init__(
+        self, block_size: int, max_blocks: int, device: Device, num_groups: int = 1
+    ) -> None:
         self.block_size = block_size
+        self.num_groups = num_groups
         self._max_blocks = max_blocks
         self._device = device
-        self._tables = np.zeros((0, max_blocks), np.int32)
-        self._held: list[tuple[int, ...]] = []
+        self._tables = np.zeros((num_groups, 0, max_blocks), np.int32)  # [groups, rows, blocks]
+        self._written: list[tuple[tuple[int, ...], ...]] = []
 
     def build(self, plan: StepPlan) -> StepInputs:
         rows = plan.rows
@@ -45,15 +55,14 @@ class BatchBuilder:
         positions = np.arange(len(tokens)) + (starts - ends + counts)[row_of]
         tables = self._fill_tables(rows)
         size = self.block_size
-        slots = tables[row_of, positions // size].astype(np.int64) * size + positions % size
         seq_lens = starts + counts
         most_blocks = int(-(-seq_lens.max() // size))
         tensor = self._device.tensor
         meta = AttentionMetadata(
             query_starts=tensor("query_starts", np.concatenate(([0], ends)).astype(np.int32)),
             seq_lens=tensor("seq_lens", seq_lens.astype(np.int32)),
-            block_tables=tensor("block_tables", tables[:, :most_blocks]),
-            slots=tensor("slots", slots),
+            block_tables=tensor("block_tables", tables[0, :, :most_blocks]),
+            slots=tensor("slots", _slots(tables[0], row_of, positions, size)),
             positions=tensor("positions", positions),
             num_tokens=len(tokens),
             num_rows=len(rows),
@@ -61,27 +70,39 @@ class BatchBuilder:
             max_seq_len=int(seq_lens.max()),
             block_size=size,
         )
-        return StepInputs(
-            tensor("token_ids", tokens), meta, tensor("sample_index", _sample_index(rows, ends))
-        )
+        others = [
+            replace(
+                meta,
+                block_tables=tensor(f"block_tables.{group}", tables[group, :, :most_blocks]),
+                slots=tensor(f"slots.{group}", _slots(tables[group], row_of, positions, size)),
+                group=group,
+            )
+            for group in range(1, self.num_groups)
+        ]
+        sample_index = tensor("sample_index", _sample_index(rows, ends))
+        return StepInputs(tensor("token_ids", tokens), (meta, *others), sample_index)
 
-    def _fill_tables(
-        self, rows: tuple[PlanRow, ...]
-    ) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
-        if len(rows) > len(self._tables):
-            self._tables = np.zeros((2 * len(rows), self._max_blocks), np.int32)
-            self._held = [()] * (2 * len(rows))
+    def _fill_tables(self, rows: tuple[PlanRow, ...]) -> Tables:
+        """[groups, rows, max_blocks]"""
+        if len(rows) > len(self._written):
+            self._tables = np.zeros((self.num_groups, 2 * len(rows), self._max_blocks), np.int32)
+            self._written = [()] * (2 * len(rows))
         for index, row in enumerate(rows):
             # The scheduler passes the same tuple until a table changes.
-            if self._held[index] is not row.block_ids:
-                self._tables[index, : len(row.block_ids)] = row.block_ids
-                self._held[index] = row.block_ids
-        return self._tables[: len(rows)]
+            if self._written[index] is not row.block_ids:
+                for table, blocks in zip(self._tables, row.block_ids, strict=True):
+                    table[index, : len(blocks)] = blocks
+                self._written[index] = row.block_ids
+        return self._tables[:, : len(rows)]
 
 
-def _sample_index(
-    rows: tuple[PlanRow, ...], ends: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _slots(tables: Tables, row_of: Indices, positions: Indices, block_size: int) -> Indices:
+    """The slot of each token; tables: [rows, blocks], row_of and positions: [tokens]."""
+    blocks = tables[row_of, positions // block_size].astype(np.int64)
+    return blocks * block_size + positions % block_size
+
+
+def _sample_index(rows: tuple[PlanRow, ...], ends: Indices) -> Indices:
     """The last token of each row that draws, and before it one for each of its drafts."""
     # Offsets of a row fall to 0, so the first one says how many tokens are sampled.
     counts = np.fromiter(

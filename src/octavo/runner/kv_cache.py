@@ -1,22 +1,100 @@
-"""Owns the KV tensors: one per layer, block first, in the layout that the backend asks for."""
+"""Owns the KV tensors, block first, in the layout that the backend asks for.
 
+Layers that cache alike are cut into KV groups of equal size, and layer j of every group has
+tensor j. So a block id is a page in each tensor, of any group but of one at a time: a block has
+the same bytes whichever group holds it, and the groups share memory in any proportion. A model
+whose layers all cache alike is one group, with a tensor for each layer.
+
+               tensor 0   tensor 1   tensor 2
+    group 0    layer 0    layer 1    layer 2      window
+    group 1    layer 3    layer 4    layer 6      window
+    group 2    layer 5    layer 11   layer 17     full
+"""
+
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionSpec
-from octavo.core.plan import BlockCopy
+from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
+from octavo.log import get_logger
 from octavo.runner.device import Device
+
+logger = get_logger(__name__)
+
+
+# A group may lack layers, whose pages are then unused: at most this share of those of its kind.
+_MOST_PADDING = 1 / 8
+
+Page = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Where the KV of each layer lies.
+
+    groups: what the layers of each group cache. places: of each layer, its group and its
+    tensor. pages: of each tensor, the shape and dtype of one block.
+    """
+
+    groups: tuple[CacheSpec, ...]
+    places: tuple[tuple[int, int], ...]
+    pages: tuple[Page, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, in all tensors."""
+        return sum([math.prod(shape) * dtype.itemsize for shape, dtype in self.pages])
+
+
+def kv_layout(
+    backend: AttentionBackend,
+    specs: Sequence[AttentionSpec],
+    block_size: int,
+    kv_dtype: torch.dtype,
+) -> KVLayout:
+    """Cut the layers of `specs` into groups.
+
+    Groups can only share tensors if all layers have pages of one shape; else every layer caches
+    all keys, and its window is a mask alone.
+    """
+    pages = [backend.kv_layout(spec, 1, block_size, kv_dtype) for spec in specs]
+    kinds: dict[CacheSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec.cache, []).append(layer)
+    if len(kinds) > 1 and len(set(pages)) > 1:
+        logger.info("layers with a window cache all keys: their KV differs in shape from others'")
+        kinds = {FULL: list(range(len(specs)))}
+    size = _group_size([len(layers) for layers in kinds.values()])
+    groups: list[CacheSpec] = []
+    places = [(0, 0)] * len(specs)
+    for cache, layers in kinds.items():
+        for begin in range(0, len(layers), size):
+            for tensor, layer in enumerate(layers[begin : begin + size]):
+                places[layer] = (len(groups), tensor)
+            groups.append(cache)
+    return KVLayout(tuple(groups), tuple(places), tuple(pages[:size]))
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    """The most layers in a group, for `counts` layers of each kind, that pads no kind much."""
+    for size in range(max(counts), 1, -1):
+        if all(-count % size <= count * _MOST_PADDING for count in counts):
+            return size
+    return 1
 
 
 class KVCache:
     """The pool on the device and, with `num_host_blocks`, a second pool for swapped blocks.
 
-    Memory comes from the device; of it only the null block is written here.
+    tensors: the pool, one per place in a group. layers: of each layer, its tensor. Memory comes
+    from the device; of it only the null block is written here.
     """
 
     def __init__(
@@ -30,17 +108,25 @@ class KVCache:
         num_host_blocks: int = 0,
         swap_path: str | None = None,
     ) -> None:
-        def layouts(blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-            return [backend.kv_layout(spec, blocks, block_size, kv_dtype) for spec in specs]
+        self.layout = kv_layout(backend, specs, block_size, kv_dtype)
 
-        self.layers = [device.empty(s, d) for s, d in layouts(num_blocks)]
+        def shapes(blocks: int) -> list[Page]:
+            return [((blocks, *shape[1:]), dtype) for shape, dtype in self.layout.pages]
+
+        self.tensors = [device.empty(s, d) for s, d in shapes(num_blocks)]
+        self.layers = [self.tensors[tensor] for _, tensor in self.layout.places]
         self.host: list[torch.Tensor] = []
         if num_host_blocks and swap_path:
-            self.host = [_on_disk(swap_path, s, d) for s, d in layouts(num_host_blocks)]
+            self.host = [_on_disk(swap_path, s, d) for s, d in shapes(num_host_blocks)]
         elif num_host_blocks:
-            self.host = [device.host_empty(s, d) for s, d in layouts(num_host_blocks)]
-        for layer in self.layers:
-            layer[0].zero_()  # the null block is read as padding, so it must be finite
+            self.host = [device.host_empty(s, d) for s, d in shapes(num_host_blocks)]
+        for tensor in self.tensors:
+            # The null block is read as padding and behind windows, so it must be finite.
+            tensor[0].zero_()
+
+    def per_layer(self, metas: Sequence[AttentionMetadata]) -> list[AttentionMetadata]:
+        """Of each layer, the metadata of its group; metas: one per group."""
+        return [metas[group] for group, _ in self.layout.places]
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Run a plan's block copies in order; runs of one kind go as one batched copy."""
@@ -58,24 +144,10 @@ class KVCache:
         sources = torch.tensor([c.source for c in run])
         targets = torch.tensor([c.target for c in run])
         kind = run[0].kind
-        read = self.host if kind == "in" else self.layers
-        write = self.host if kind == "out" else self.layers
+        read = self.host if kind == "in" else self.tensors
+        write = self.host if kind == "out" else self.tensors
         for source, target in zip(read, write, strict=True):
             target[targets] = source[sources].to(target.device)
-
-
-def block_bytes(
-    backend: AttentionBackend,
-    specs: Sequence[AttentionSpec],
-    block_size: int,
-    kv_dtype: torch.dtype,
-) -> int:
-    """Bytes that one block takes over all layers."""
-    total = 0
-    for spec in specs:
-        shape, dtype = backend.kv_layout(spec, 1, block_size, kv_dtype)
-        total += torch.Size(shape).numel() * dtype.itemsize
-    return total
 
 
 def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -96,5 +168,5 @@ def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.T
     except OSError as error:
         raise ConfigError(
             f"swap_path {folder!r} cannot hold {size * dtype.itemsize} bytes of swapped KV for "
-            f"one layer: {error.strerror}; give a writable folder with room for swap_space"
+            f"one tensor: {error.strerror}; give a writable folder with room for swap_space"
         ) from error

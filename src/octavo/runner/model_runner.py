@@ -16,6 +16,7 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    longest_sequence,
     num_gained,
     row_result,
 )
@@ -26,7 +27,7 @@ from octavo.models.loader import kv_dtype, load_model
 from octavo.params import SamplingParams
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.device import Device, create_device
-from octavo.runner.kv_cache import KVCache, block_bytes
+from octavo.runner.kv_cache import KVCache, kv_layout
 from octavo.runner.memory import GIB, MemorySum
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
 from octavo.runner.steps import CapturedSteps, capture_steps
@@ -54,7 +55,8 @@ class ModelRunner:
         self.kv_dtype = kv_dtype(config, self.dtype)
         self.backend: AttentionBackend = self.model.backend
         specs = self.model.attention_specs
-        self._block_bytes = block_bytes(self.backend, specs, config.block_size, self.kv_dtype)
+        self.layout = kv_layout(self.backend, specs, config.block_size, self.kv_dtype)
+        self._block_bytes = self.layout.block_bytes
         budget, terms = self._kv_budget()
         self.limits = self._limits(budget, terms)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
@@ -78,10 +80,11 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(plan.step, ())
         inputs = self.builder.build(plan)
-        if self.captured and inputs.meta.num_tokens <= self.captured.max_tokens:
-            hidden = self.captured.forward(inputs.token_ids, (inputs.meta,))
+        if self.captured and len(inputs.token_ids) <= self.captured.max_tokens:
+            hidden = self.captured.forward(inputs.token_ids, inputs.metas)
         else:
-            hidden = self.model.forward(inputs.token_ids, inputs.meta, self.cache.layers)
+            metas = self.cache.per_layer(inputs.metas)
+            hidden = self.model.forward(inputs.token_ids, metas, self.cache.layers)
         drawing = [row for row in plan.rows if row.samples]
         drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
         prompts = self._prompt_logprobs(plan, hidden)
@@ -104,7 +107,8 @@ class ModelRunner:
         config, limits = self.config, self.limits
         if config.enforce_eager:
             return None
-        most = min(config.max_num_batched_tokens, limits.max_model_len, limits.kv_tokens)
+        slots = (limits.num_blocks - 1) * limits.block_size
+        most = min(config.max_num_batched_tokens, limits.max_model_len, slots)
         return capture_steps(self.device, self.model, self.cache, self.builder, most)
 
     def close(self) -> None:
@@ -197,7 +201,8 @@ class ModelRunner:
         self.builder = self._make_builder(blocks * size)
         table = tuple(range(1, blocks + 1))
         spec = SampleSpec(SamplingParams(temperature=0), seed=0, index=0, position=0)
-        plan = StepPlan(0, (PlanRow("probe", (0,) * probe, 0, table, (spec,)),))
+        row = PlanRow("probe", (0,) * probe, 0, (table,) * len(self.layout.groups), (spec,))
+        plan = StepPlan(0, (row,))
         peak = self.device.peak_of(lambda: self.execute(plan))
         logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
         return peak * -(-tokens // probe) + logits
@@ -206,23 +211,25 @@ class ModelRunner:
         """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
         size = self.config.block_size
         blocks = budget // self._block_bytes
-        if blocks < 1:
+        groups = self.layout.groups
+        if blocks < len(groups):
             raise NotEnoughMemoryError(
                 f"no KV block fits: {budget} bytes are left for KV and a block of {size} "
-                f"tokens takes {self._block_bytes}; raise gpu_memory_utilization or "
+                f"tokens takes {len(groups) * self._block_bytes}; raise gpu_memory_utilization or "
                 "kv_cache_memory_bytes, or give the machine more memory"
             )
         window = self.config.max_model_len or self.model.spec.max_position
-        if window > blocks * size:
+        most = longest_sequence(groups, blocks, size)
+        if window > most:
             if self.config.max_model_len is not None:
                 raise ConfigError(
-                    f"max_model_len is {window} but the KV cache holds {blocks * size} tokens "
-                    f"({blocks} blocks of {size}); set max_model_len to at most {blocks * size}, "
+                    f"max_model_len is {window} but the KV cache holds {most} tokens "
+                    f"({blocks} blocks of {size}); set max_model_len to at most {most}, "
                     "or give the KV cache more memory"
                 )
             logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache "
-                           "holds", blocks * size, window)  # fmt: skip
-            window = blocks * size
+                           "holds", most, window)  # fmt: skip
+            window = most
         # At most four times the pool: more preempted requests than that are better recomputed.
         swap = terms.get("swap", self._swap_space)
         host_blocks = min(swap // self._block_bytes, 4 * blocks)
@@ -241,6 +248,7 @@ class ModelRunner:
             num_host_blocks=num_host_blocks,
             block_size=config.block_size,
             block_bytes=self._block_bytes,
+            kv_groups=self.layout.groups,
             max_model_len=max_model_len,
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
@@ -261,7 +269,7 @@ class ModelRunner:
 
     def _make_builder(self, max_model_len: int) -> BatchBuilder:
         blocks = -(-max_model_len // self.config.block_size)
-        return BatchBuilder(self.config.block_size, blocks, self.device)
+        return BatchBuilder(self.config.block_size, blocks, self.device, len(self.layout.groups))
 
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -31,7 +31,7 @@ class StaticInputs:
         self.hidden = model.embed(largest.token_ids)
         self._metas = [
             replace(meta, positions=meta.positions.clone(), slots=meta.slots.clone())
-            for meta in (largest.meta,)
+            for meta in largest.metas
         ]
         self._loaded = len(self.hidden)
 
@@ -40,7 +40,7 @@ class StaticInputs:
         count = len(inputs.token_ids)
         return [
             replace(meta, positions=static.positions[:count], slots=static.slots[:count])
-            for static, meta in zip(self._metas, (inputs.meta,), strict=True)
+            for static, meta in zip(self._metas, inputs.metas, strict=True)
         ]
 
     def load(self, token_ids: torch.Tensor, metas: Metas) -> None:
@@ -60,10 +60,14 @@ class CapturedSteps:
     """A model's layers, captured for steps of up to `max_tokens` tokens."""
 
     def __init__(
-        self, model: Decoder, inputs: StaticInputs, runs: Mapping[int, CapturedRun]
+        self,
+        model: Decoder,
+        cache: KVCache,
+        inputs: StaticInputs,
+        runs: Mapping[int, CapturedRun],
     ) -> None:
         """runs: by the number of tokens that each was captured with, rising."""
-        self._model, self._inputs, self._runs = model, inputs, runs
+        self._model, self._cache, self._inputs, self._runs = model, cache, inputs, runs
         self.max_tokens = max(runs)
 
     def forward(self, token_ids: torch.Tensor, metas: Metas) -> torch.Tensor:
@@ -71,7 +75,7 @@ class CapturedSteps:
         count = len(token_ids)
         size = next(size for size in self._runs if size >= count)
         self._inputs.load(token_ids, metas)
-        _prepare(self._model, metas, self._inputs.hidden.dtype, size)
+        _prepare(self._model, self._cache, metas, self._inputs.hidden.dtype, size)
         return self._runs[size].replay(count)
 
 
@@ -86,16 +90,16 @@ def capture_steps(
     backend, sizes = model.backend, device.capture_sizes(max_tokens)
     if not (sizes and backend.capabilities.graph_safe and isinstance(backend, CaptureSafe)):
         return None
-    inputs = StaticInputs(model, builder.build(_made_up(sizes[-1], builder.block_size)))
+    inputs = StaticInputs(model, builder.build(_made_up(sizes[-1], builder)))
     runs: dict[int, CapturedRun] = {}
     for size in sizes:
-        step = builder.build(_made_up(size, builder.block_size))
+        step = builder.build(_made_up(size, builder))
         try:
             runs[size] = _capture(device, model, cache, inputs, step)
         except CaptureError as error:
             logger.info("graph capture disabled: %s", error)
             return None
-    captured = CapturedSteps(model, inputs, runs)
+    captured = CapturedSteps(model, cache, inputs, runs)
     if not all(_replays(captured, model, cache, builder, size) for size in sizes):
         logger.warning("graph capture disabled: a replay differs from an ordinary step")
         return None
@@ -109,16 +113,18 @@ def _capture(
     inputs: StaticInputs,
     step: StepInputs,
 ) -> CapturedRun:
-    inputs.load(step.token_ids, (step.meta,))
+    inputs.load(step.token_ids, step.metas)
     metas, count = inputs.metas(step), len(step.token_ids)
-    _prepare(model, metas, inputs.hidden.dtype, count)
-    return device.capture(lambda: model.layers(inputs.hidden[:count], metas[0], cache.layers))
+    _prepare(model, cache, metas, inputs.hidden.dtype, count)
+    per_layer = cache.per_layer(metas)
+    return device.capture(lambda: model.layers(inputs.hidden[:count], per_layer, cache.layers))
 
 
-def _prepare(model: Decoder, metas: Metas, dtype: torch.dtype, size: int) -> None:
+def _prepare(model: Decoder, cache: KVCache, metas: Metas, dtype: torch.dtype, size: int) -> None:
     assert isinstance(model.backend, CaptureSafe)
-    for spec in dict.fromkeys(model.attention_specs):
-        model.backend.prepare_replay(metas[0], spec, dtype, size)
+    groups = [group for group, _ in cache.layout.places]
+    for group, spec in dict.fromkeys(zip(groups, model.attention_specs, strict=True)):
+        model.backend.prepare_replay(metas[group], spec, dtype, size)
 
 
 def _replays(
@@ -130,13 +136,18 @@ def _replays(
     replay comes first: an ordinary step might prepare what it should have prepared itself.
     """
     third = size // 3
-    step = builder.build(_made_up(max(1, third), builder.block_size, start=third, first_token=1))
-    replayed = captured.forward(step.token_ids, (step.meta,)).clone()
-    return torch.equal(replayed, model.forward(step.token_ids, step.meta, cache.layers))
+    step = builder.build(_made_up(max(1, third), builder, start=third, first_token=1))
+    replayed = captured.forward(step.token_ids, step.metas).clone()
+    metas = cache.per_layer(step.metas)
+    return torch.equal(replayed, model.forward(step.token_ids, metas, cache.layers))
 
 
-def _made_up(tokens: int, block_size: int, start: int = 0, first_token: int = 0) -> StepPlan:
-    """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on."""
-    table = tuple(range(1, -(-(start + tokens) // block_size) + 1))
+def _made_up(tokens: int, builder: BatchBuilder, start: int = 0, first_token: int = 0) -> StepPlan:
+    """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on.
+
+    All KV groups have the same blocks, so that they fit in any pool: what a layer reads from
+    before `start` is then what the last group wrote, the same however the step is computed.
+    """
+    table = tuple(range(1, -(-(start + tokens) // builder.block_size) + 1))
     ids = tuple((first_token + i) % 7 for i in range(tokens))
-    return StepPlan(0, (PlanRow("made up", ids, start, table, ()),))
+    return StepPlan(0, (PlanRow("made up", ids, start, (table,) * builder.num_groups, ()),))
