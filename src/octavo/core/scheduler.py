@@ -273,7 +273,7 @@ class Scheduler:
                 _collect(request, row, gained)
             computed = row.start + len(row.token_ids)
             if not row.samples:
-                self._publish(request, computed)
+                self.kv.publish(request, computed)
             elif len(gained.choices) == 1:
                 if row.samples[0].offset:
                     computed = self._reject_drafts(request, row, gained)
@@ -283,7 +283,7 @@ class Scheduler:
                 updates.append(self._advance(request, computed, gained.choices[0], logprobs))
             else:
                 self._draw_all(request, row, gained, updates)
-        self._measure(step, sum([len(update.token_ids) for update in updates]))
+        self._measure(step, updates)
         self._committed_at = now
         return updates
 
@@ -299,9 +299,9 @@ class Scheduler:
             )
         return self._in_flight.popleft()
 
-    def _measure(self, step: PlannedStep, num_tokens: int) -> None:
+    def _measure(self, step: PlannedStep, updates: list[Update]) -> None:
         """Learn from the time of a step, which began when the one before it ended."""
-        plan, tokens = step.plan, step.plan.num_tokens
+        plan, tokens = step.plan, step.num_tokens
         seconds = self._now - max(plan.planned_at, self._committed_at)
         swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
         if not swapped:
@@ -309,6 +309,7 @@ class Scheduler:
         elif (usual := self.rates.seconds(tokens)) is not None:
             self.rates.note_copies(swapped, seconds - usual)
         if self.fallback.is_adaptive:
+            num_tokens = sum([len(update.token_ids) for update in updates])
             self.fallback.observe(self._latencies(step, num_tokens))
 
     def _latencies(self, step: PlannedStep, num_tokens: int) -> StepLatencies:
@@ -330,7 +331,7 @@ class Scheduler:
     ) -> None:
         """Fork, and add the first token of each choice."""
         computed = row.start + len(row.token_ids)
-        self._publish(request, computed)
+        self.kv.publish(request, computed)
         choices = [request, *(self._fork(request, spec.index) for spec in row.samples[1:])]
         logprobs = gained.logprobs or ((None,),) * len(choices)
         for choice, tokens, entries in zip(choices, gained.choices, logprobs, strict=True):
@@ -376,14 +377,22 @@ class Scheduler:
             prompt_logprobs = tuple(request.prompt_logprobs)
         reason: FinishReason | None = None
         stop: int | None = None
-        for count, token in enumerate(tokens, 1):
+        taken = 0
+        while reason is None and taken < len(tokens):
+            token = tokens[taken]
+            taken += 1
             request.tokens.append(token)
-            reason, stop = self._ending(request, token)
-            if reason is not None:
-                tokens, logprobs = tokens[:count], logprobs[:count]
-                break
+            count = len(request.tokens) - request.num_prompt_tokens
+            if token in request.stop_ids and count > request.params.min_tokens:
+                reason = "stop"
+                stop = None if token in request.eos_ids else token
+            elif count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
+                reason = "length"
+        if taken < len(tokens):
+            tokens, logprobs = tokens[:taken], logprobs[:taken]
         request.drafts = ()
-        self._publish(request, min(computed, len(request.tokens)))
+        if computed // self.kv.block_size > request.table.num_published:
+            self.kv.publish(request, min(computed, len(request.tokens)))
         if reason is not None:
             self._finish(request)
         return Update(
@@ -396,20 +405,6 @@ class Scheduler:
             request.num_cached_tokens,
             prompt_logprobs,
         )
-
-    def _ending(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
-        """(finish reason, stop reason) of a request whose last token is `token`."""
-        count = len(request.tokens) - request.num_prompt_tokens
-        if token in request.stop_ids and count > request.params.min_tokens:
-            return "stop", None if token in request.eos_ids else token
-        if count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
-            return "length", None
-        return None, None
-
-    def _publish(self, request: Request, computed: int) -> None:
-        """Let others find the blocks of `request` that its first `computed` tokens fill."""
-        if computed // self.kv.block_size > request.table.num_published:
-            self.kv.publish(request, computed)
 
     def _fail(self, request: Request, error: str, out: list[Update]) -> None:
         """End this choice, or all choices that it still stands for, with an error."""

@@ -22,6 +22,7 @@ served again before. Knows neither tensors nor text, and reads no clock.
 from collections import deque
 from collections.abc import Collection, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from octavo.core.fallback import FallbackPolicy
 from octavo.core.plan import PlanRow, StepPlan
@@ -37,18 +38,17 @@ MAX_DISPLACED = 3  # times that a request may be displaced before it has gained 
 MIN_SHARE = 64  # tokens; smaller chunks of a long prompt cost more than they give others
 
 
-class PlannedStep:
+class PlannedStep(NamedTuple):
     """A plan in flight, and the requests of its rows.
 
-    computing: names of the full blocks that it computes; others wait for them and share them.
+    num_tokens: that it computes. computing: names of the full blocks that it computes; others
+    wait for them and share them.
     """
 
-    __slots__ = ("computing", "plan", "requests")
-
-    def __init__(self, plan: StepPlan, requests: list[Request], computing: set[bytes]) -> None:
-        self.plan = plan
-        self.requests = requests
-        self.computing = computing
+    plan: StepPlan
+    requests: list[Request]
+    num_tokens: int
+    computing: set[bytes]
 
 
 class StepBuilder:
@@ -113,7 +113,8 @@ class StepBuilder:
         for request, proposed in drafts.items():
             request.num_computed += len(proposed)
         plan = StepPlan(number, rows, self._kv.take_copies(), self._now)
-        return PlannedStep(plan, list(self._assigned), self._computing)
+        num_tokens = self._budget - self._left
+        return PlannedStep(plan, list(self._assigned), num_tokens, self._computing)
 
     # Assigning tokens.
 
