@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,54 @@ def _logs(node: ast.AST) -> bool:
             and node.func.value.id in ("logger", "_logger", "log")
         )
     )
+
+
+_MAX_LINES = 80
+_MAX_KERNEL_PARAMETERS = 8
+# Functions of kernels that are still longer, or take more.
+LONGER = {
+    "kernels/cpu/attention.py:_softmax",
+    "kernels/cpu/attention.py:_placement",
+    "kernels/cpu/attention.py:attention",
+    "kernels/cpu/gemm_int8.py:product",
+}
+WIDER = {
+    "kernels/cpu/attention.py:_join",
+    "kernels/cpu/attention.py:softmax",
+    "kernels/cpu/attention.py:piece",
+    "kernels/cpu/gemm_int8.py:dots",
+    "kernels/cpu/gemm_int8.py:few",
+    "kernels/cpu/tiles.py:weighted",
+    "kernels/cpu/tiles.py:scores",
+}
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name}:{node.name}", node
+
+
+def test_no_function_is_long() -> None:
+    long = {name for name, f in functions() if (f.end_lineno or 0) - f.lineno >= _MAX_LINES}
+    assert long == LONGER
+
+
+def test_no_function_of_a_kernel_takes_many_parameters() -> None:
+    """Of compiled code: its callers take what torch or a protocol asks for."""
+    wide = {
+        name
+        for name, f in functions()
+        if name.startswith("kernels/cpu/") and _is_compiled(f)
+        and len(f.args.args) > _MAX_KERNEL_PARAMETERS
+    }  # fmt: skip
+    assert wide == WIDER
+
+
+def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Numba infers the types of what it compiles, so nothing there is annotated."""
+    return bool(function.args.args) and all(a.annotation is None for a in function.args.args)
 
 
 def test_raises_outnumber_asserts_outside_the_core() -> None:

@@ -1,5 +1,6 @@
 """Captured steps: the bits of ordinary ones, and none where something cannot be recorded."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -143,3 +144,64 @@ def test_what_cannot_be_recorded_or_replayed_is_not_used(
     assert steps(llm) == "not captured"
     assert said in caplog.text
     assert answers(llm) == answers(llm)
+
+
+class PaddedAttention(TorchAttention):
+    """Replayed as a GPU would: on as many tokens as captured, of which the last may be padding."""
+
+    name = "padded"
+    capabilities = dataclasses.replace(TorchAttention.capabilities, graph_safe=True)
+
+    def __init__(self):
+        self.prepared, self.replaying = {}, False
+
+    def prepare_replay(self, meta, spec, dtype, captured_tokens):
+        self.prepared[captured_tokens] = meta
+
+    def attend(self, query, cache, meta, spec):
+        meta = self.prepared[len(query)] if self.replaying else meta
+        return super().attend(query, cache, meta, spec)
+
+
+class Ladder:
+    """Captures of several sizes; each replay runs all that was captured."""
+
+    def __init__(self, backend):
+        self.backend, self.sizes = backend, []
+
+    def capture_sizes(self, max_tokens):
+        return [size for size in (1, 4, 16, 64) if size <= max_tokens]
+
+    def capture(self, run):
+        device, result = self, run()
+
+        class Run:
+            def replay(self, num_tokens):
+                device.sizes.append(len(result))
+                device.backend.replaying = True
+                result[:] = run()
+                device.backend.replaying = False
+                return result[:num_tokens]
+
+        return Run()
+
+
+@torch.inference_mode()
+def test_a_ladder_of_captures_fits_the_contract(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {"padded": PaddedAttention})
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
+    folder = toys.save(toys.make("llama", **size), tmp_path)
+    model = toys.load(folder, torch.float32, attention_impl="padded")
+    cache = KVCache(model.backend, model.attention_specs, 30, 16, torch.float32, CPU)
+    for layer in cache.layers:
+        layer.zero_()
+    builder, device = BatchBuilder(16, 20, CPU), Ladder(model.backend)
+    captured = runner_steps.capture_steps(device, model, cache, builder, 50)
+    assert captured is not None
+    assert captured.max_tokens == 16
+    device.sizes.clear()
+    for plan in (rows((0, 1)), rows((0, 3)), rows((0, 10), (0, 2)), rows(*[(3, 1)] * 4)):
+        step = builder.build(plan)
+        found = captured.forward(step.token_ids, (step.meta,)).clone()
+        assert torch.equal(found, model.forward(step.token_ids, step.meta, cache.layers))
+    assert device.sizes == [1, 4, 16, 4]

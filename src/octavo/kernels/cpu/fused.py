@@ -252,27 +252,25 @@ def _coded(kind: str, read: Any, size: int) -> Any:
     return store
 
 
-def rope_write(variant: str) -> Any:
-    """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
+@jit
+def _rotate(x, cos, count):
+    """NeoX rotary embedding of `count` pairs at x, by `count` cosines, then sines, at cos."""
+    y, sin = x + count * 4, cos + count * 4
+    whole = count // LANES * LANES * 4
+    for i in range(0, whole, LANES * 4):
+        first, second, c, s = vload(x + i), vload(y + i), vload(cos + i), vload(sin + i)
+        vstore(x + i, vsub(vmul(first, c), vmul(second, s)))
+        vstore(y + i, vfma(second, c, vmul(first, s)))
+    for i in range(whole, count * 4, 4):
+        one, two, cosine, sine = getf(x + i), getf(y + i), getf(cos + i), getf(sin + i)
+        setf(x + i, one * cosine - two * sine)
+        setf(y + i, two * cosine + one * sine)
 
-    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8"),
-    or "wide" where norm weights are float32 and q, k and v are not ("bfloat16-wide").
 
-    The cache's layout is that of `attention`. The norm's result is not rounded before rope.
-    k itself is changed only when there is no cache.
-    """
-    dtype, _, kind = variant.partition("-")
-    size, read, write = _memory(dtype == "bfloat16")
-    put, store = _stored(dtype == "bfloat16", write)
-    wide = kind == "wide"
-    if wide:
-        kind = ""
-    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and not wide)
-    if kind:
-        store = _coded(kind, read, size)
-    of_token = 2 * abi.SCALE_BYTES if kind else 0  # scales of a KV head
-    code_size = 1 if kind else size
-    widened = stack(1024 + LANES * 4)
+def _heads(memory: tuple[int, Any, Any], weight_memory: tuple[int, Any, Any]) -> Any:
+    """A function that reads a head in float32; the memories of heads and of norm weights."""
+    size, read, _ = memory
+    weight_size, read_weight, _ = weight_memory
 
     @jit
     def norm(x, head_dim, weight, eps):
@@ -287,28 +285,39 @@ def rope_write(variant: str) -> Any:
             vstore(here, vmul(vmul(vload(here), factor), scale))
 
     @jit
-    def turn(x, cos, count):
-        y, sin = x + count * 4, cos + count * 4
-        whole = count // LANES * LANES * 4
-        for i in range(0, whole, LANES * 4):
-            first, second, c, s = vload(x + i), vload(y + i), vload(cos + i), vload(sin + i)
-            vstore(x + i, vsub(vmul(first, c), vmul(second, s)))
-            vstore(y + i, vfma(second, c, vmul(first, s)))
-        for i in range(whole, count * 4, 4):
-            one, two, cosine, sine = getf(x + i), getf(y + i), getf(cos + i), getf(sin + i)
-            setf(x + i, one * cosine - two * sine)
-            setf(y + i, two * cosine + one * sine)
-
-    @jit
     def head(a, x, here, weight, cos):
-        """One head here `here`, widened, normed and turned, to the buffer x."""
+        """One head at `here`, widened, normed and rotated, to the buffer x."""
         head_dim = geti(a + _ROPE.head_dim)
         for i in range(0, head_dim, LANES):
             vstore(x + i * 4, read(here + i * size, head_dim - i))
         if weight != 0:
             norm(x, head_dim, weight, getd(a + _ROPE.eps))
         if cos != 0:
-            turn(x, cos, geti(a + _ROPE.half))
+            _rotate(x, cos, geti(a + _ROPE.half))
+
+    return head
+
+
+def rope_write(variant: str) -> Any:
+    """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
+
+    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8"),
+    or "wide" where norm weights are float32 and q, k and v are not ("bfloat16-wide").
+
+    The cache's layout is that of `attention`. The norm's result is not rounded before rope.
+    k itself is changed only when there is no cache.
+    """
+    dtype, _, kind = variant.partition("-")
+    wide, half = kind == "wide", dtype == "bfloat16"
+    kind = "" if wide else kind
+    memory = size, read, write = _memory(half)
+    head = _heads(memory, _memory(half and not wide))
+    put, store = _stored(half, write)
+    if kind:
+        store = _coded(kind, read, size)
+    of_token = 2 * abi.SCALE_BYTES if kind else 0  # scales of a KV head
+    code_size = 1 if kind else size
+    widened = stack(1024 + LANES * 4)
 
     @jit
     def row(a, index):

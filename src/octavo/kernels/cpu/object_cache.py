@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from octavo import log
@@ -106,8 +107,9 @@ def _keys() -> dict[str, str]:
 def module_keys(sources: Mapping[str, bytes]) -> dict[str, str]:
     """Module -> a hash of its code and that of all it imports among `sources`, and `compile`."""
     trees = {name: ast.parse(source) for name, source in sources.items()}
-    codes = {name: hashlib.sha256(_code(tree)).hexdigest() for name, tree in trees.items()}
     direct = {name: set(_imports(tree)) & set(trees) for name, tree in trees.items()}
+    # Without docstrings, which optimize=2 leaves out, and without lines, which are not hashed.
+    codes = {name: _digest(compile(tree, name, "exec", optimize=2)) for name, tree in trees.items()}
     keys = {}
     for name in trees:
         wanted, found = {name, "compile"} & set(trees), set[str]()
@@ -119,31 +121,33 @@ def module_keys(sources: Mapping[str, bytes]) -> dict[str, str]:
     return keys
 
 
-def _code(tree: ast.Module) -> bytes:
-    """A module's syntax tree as text, without docstrings (comments and places are not in it)."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_text(body[0]):
-            del body[0]
-    return ast.dump(tree).encode()
+def _digest(code: CodeType) -> str:
+    """A hash of what a code object does: its instructions, names and constants, nested ones too."""
+    digest = hashlib.sha256(code.co_code)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    digest.update(repr((names, code.co_argcount, code.co_kwonlyargcount, code.co_flags)).encode())
+    for constant in code.co_consts:
+        digest.update(f"{_constant(constant)};".encode())
+    return digest.hexdigest()
 
 
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _constant(value: object) -> str:
+    if isinstance(value, CodeType):
+        return _digest(value)
+    if isinstance(value, frozenset):  # whose order is another one in each process
+        return f"set{sorted(map(_constant, value))}"
+    return f"({','.join(map(_constant, value))})" if isinstance(value, tuple) else repr(value)
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(node: ast.AST) -> Iterator[str]:
     """The modules of this package that a module imports, wherever in it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == _PACKAGE:
-                yield from (alias.name for alias in node.names)
-            elif node.module.startswith(f"{_PACKAGE}."):
-                yield node.module.removeprefix(f"{_PACKAGE}.")
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name.removeprefix(f"{_PACKAGE}.")
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom) and child.module is not None:
+            if child.module == _PACKAGE:
+                yield from (alias.name for alias in child.names)
+            elif child.module.startswith(f"{_PACKAGE}."):
+                yield child.module.removeprefix(f"{_PACKAGE}.")
+        elif isinstance(child, ast.Import):
+            yield from (alias.name.removeprefix(f"{_PACKAGE}.") for alias in child.names)
+        elif not isinstance(child, ast.expr):  # in which there are no statements
+            yield from _imports(child)

@@ -57,7 +57,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _S11, _S40, _U1 = np.uint64(11), np.uint64(40), np.uint64(1)
 _TO_24 = np.float32(2.0**-24)
-# Room for the rounding of float32 wherever a comparison may only rule out, never decide.
+# Slack for the rounding of float32, wherever a comparison may only rule out, never decide.
 _SLACK = np.float32(1.0001)
 _NO_COUNT = np.int32(0)
 
@@ -270,9 +270,9 @@ def _reaching(keys, weights, target):
 
 
 @jit
-def _gather(row, room, low):
+def _gather(row, scratch, low):
     """Keys and ids of every logit whose key is at least `low`, by rising id; how many."""
-    tops, keys, ids, _ = room
+    tops, keys, ids, _ = scratch
     count = 0
     for n in range(tops.size):
         if tops[n] >= low:
@@ -296,11 +296,11 @@ def _keep(keys, ids, low, ties):
 
 
 @jit
-def _largest(row, room, k):
+def _largest(row, scratch, k):
     """Exactly the k first of the order (1 <= k <= V) to the front of the lists, by rising id."""
-    tops, keys, ids, _ = room
+    tops, keys, ids, _ = scratch
     # As k pieces have a maximum of at least the k-th maximum, so have k logits.
-    count = _gather(row, room, _kth(tops, k) if k < tops.size else _NEG_INF_KEY)
+    count = _gather(row, scratch, _kth(tops, k) if k < tops.size else _NEG_INF_KEY)
     if count > k:
         keys, ids = keys[:count], ids[:count]
         low = _kth(keys, k)
@@ -409,13 +409,14 @@ def _draw_kept(keys, ids, top, temperature, min_p, state):
 
 
 @jit
-def _draw_top_k(row, room, top, at, temperature, top_k, top_p, min_p, state):
+def _draw_top_k(row, scratch, top, at, temperature, filters, state):
+    top_k, top_p, min_p = filters
     if top_k > _FEW and top_p == 1.0 and min_p == 0.0:
         winner = _race_all(row, top, at, temperature, state)
         if _rank(row, winner) <= top_k:
             return winner
-    _largest(row, room, top_k)
-    keys, ids, weights = room[1][:top_k], room[2][:top_k], room[3][:top_k]
+    _largest(row, scratch, top_k)
+    keys, ids, weights = scratch[1][:top_k], scratch[2][:top_k], scratch[3][:top_k]
     if top_p < 1.0:
         _weigh(keys, weights, top, temperature)
         mass = top_p * _mass_from(keys, weights, _NEG_INF_KEY)
@@ -425,11 +426,12 @@ def _draw_top_k(row, room, top, at, temperature, top_k, top_p, min_p, state):
 
 
 @jit
-def _draw_top_p(row, room, top, at, temperature, top_p, min_p, state):
-    tops, all_keys, all_ids, weights = room
+def _draw_top_p(row, scratch, top, at, temperature, filters, state):
+    _, top_p, min_p = filters
+    tops, all_keys, all_ids, weights = scratch
     mass = top_p * _mass(row, top, temperature, _NEG_INF_KEY)
     bound = _kth(tops, _FEW) if tops.size > _FEW else _NEG_INF_KEY
-    count = _gather(row, room, bound)
+    count = _gather(row, scratch, bound)
     keys, ids = all_keys[:count], all_ids[:count]
     _weigh(keys, weights, top, temperature)
     if bound > _NEG_INF_KEY and _mass_from(keys, weights, bound) < mass:
@@ -437,7 +439,7 @@ def _draw_top_p(row, room, top, at, temperature, top_p, min_p, state):
             winner = _race_all(row, top, at, temperature, state)
             if _mass_before(row, winner, top, temperature) < mass:
                 return winner
-        count = _gather(row, room, _NEG_INF_KEY)
+        count = _gather(row, scratch, _NEG_INF_KEY)
         keys, ids = all_keys[:count], all_ids[:count]
         _weigh(keys, weights, top, temperature)
     count = _top_p(keys, ids, weights, mass)
@@ -445,26 +447,26 @@ def _draw_top_p(row, room, top, at, temperature, top_p, min_p, state):
 
 
 @jit
-def _draw(row, room, temperature, top_k, top_p, min_p, state):
+def _draw(row, scratch, temperature, top_k, top_p, min_p, state):
     """(status, token) of one row."""
-    status, best, at = _survey(row, room[0])
+    status, best, at = _survey(row, scratch[0])
     if status != OK or temperature == 0.0 or top_k == 1:
         return status, at
-    top = _float(best)
+    top, filters = _float(best), (top_k, top_p, min_p)
     if 0 < top_k < row.size:
-        at = _draw_top_k(row, room, top, at, temperature, top_k, top_p, min_p, state)
+        at = _draw_top_k(row, scratch, top, at, temperature, filters, state)
     elif top_p < 1.0:
-        at = _draw_top_p(row, room, top, at, temperature, top_p, min_p, state)
+        at = _draw_top_p(row, scratch, top, at, temperature, filters, state)
     elif min_p > 0.0:
-        count = _gather(row, room, _min_p_bound(top, temperature, min_p))
-        at = _draw_kept(room[1][:count], room[2][:count], top, temperature, min_p, state)
+        count = _gather(row, scratch, _min_p_bound(top, temperature, min_p))
+        at = _draw_kept(scratch[1][:count], scratch[2][:count], top, temperature, min_p, state)
     else:
         at = _race_all(row, top, at, temperature, state)
     return status, at
 
 
 def _by_items(one: Any) -> Any:
-    """A kernel that calls one(arguments, item, its number, lists, room for a row) for each item."""
+    """A kernel that calls one(arguments, item, its number, scratch lists, spare row) per item."""
 
     @jit
     def work(a):
@@ -473,7 +475,7 @@ def _by_items(one: Any) -> Any:
         mine = geti(a + _CALL.scratch) + take(a + _CALL.thread) * geti(a + _CALL.scratch_size)
         lists = mine + 4 * pieces
         wide = lists + 12 * most
-        room = (
+        scratch = (
             _ints(mine, pieces),
             _ints(lists, most),
             _ints(lists + 4 * most, most),
@@ -482,7 +484,7 @@ def _by_items(one: Any) -> Any:
         count, items = geti(a + _CALL.count), geti(a + _CALL.items)
         number = take(a)
         while number < count:
-            one(a, items + number * _ITEM_BYTES, number, room, wide)
+            one(a, items + number * _ITEM_BYTES, number, scratch, wide)
             number = take(a)
 
     def kernel(a: int) -> None:
@@ -547,7 +549,7 @@ def _bf16_argmax(row):
 
 
 @jit
-def _draw_item(a, item, number, room, wide):
+def _draw_item(a, item, number, scratch, wide):
     size, itemsize = geti(a + _CALL.vocab), geti(a + _CALL.logit_bytes)
     address, temperature = _row_at(a, item), getd(item + _ITEM.temperature)
     if itemsize == 2 and temperature == 0.0:
@@ -555,7 +557,7 @@ def _draw_item(a, item, number, room, wide):
     else:
         status, token = _draw(
             _floats(_widened(address, size, itemsize, wide), size),
-            room,
+            scratch,
             temperature,
             geti(item + _ITEM.top_k),
             getd(item + _ITEM.top_p),
@@ -583,17 +585,17 @@ def _in_order(keys, ids):
 
 
 @jit
-def _logprobs(row, room, token, k, ids, values):
+def _logprobs(row, scratch, token, k, ids, values):
     """(status, rank of `token`); ids [1 + k] and values [1 + k] are written."""
-    status, best, _ = _survey(row, room[0])
+    status, best, _ = _survey(row, scratch[0])
     if status != OK:
         return status, 0
     top = _float(best)
     shift = np.float64(top) + math.log(_mass(row, top, 1.0, _NEG_INF_KEY))
     ids[0], values[0] = token, np.float64(row[token]) - shift
     if k > 0:
-        _largest(row, room, k)
-        keys, likeliest = room[1][:k], room[2][:k]
+        _largest(row, scratch, k)
+        keys, likeliest = scratch[1][:k], scratch[2][:k]
         _in_order(keys, likeliest)
         for i in range(k):
             ids[1 + i], values[1 + i] = likeliest[i], np.float64(_float(keys[i])) - shift
@@ -601,12 +603,12 @@ def _logprobs(row, room, token, k, ids, values):
 
 
 @jit
-def _logprob_item(a, item, number, room, wide):
+def _logprob_item(a, item, number, scratch, wide):
     size, most = geti(a + _CALL.vocab), geti(a + _CALL.out_size)
     address = _widened(_row_at(a, item), size, geti(a + _CALL.logit_bytes), wide)
     status, rank = _logprobs(
         _floats(address, size),
-        room,
+        scratch,
         geti(item + _ITEM.token),
         geti(item + _ITEM.top_k),
         _longs(geti(a + _CALL.out_ids) + number * most * 8, most),
