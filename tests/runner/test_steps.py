@@ -202,6 +202,7 @@ def test_a_ladder_of_captures_fits_the_contract(tmp_path, monkeypatch):
     device.sizes.clear()
     for plan in (rows((0, 1)), rows((0, 3)), rows((0, 10), (0, 2)), rows(*[(3, 1)] * 4)):
         step = builder.build(plan)
-        found = captured.forward(step.token_ids, (step.meta,)).clone()
-        assert torch.equal(found, model.forward(step.token_ids, step.meta, cache.layers))
+        found = captured.forward(step.token_ids, step.metas).clone()
+        metas = cache.per_layer(step.metas)
+        assert torch.equal(found, model.forward(step.token_ids, metas, cache.layers))
     assert device.sizes == [1, 4, 16, 4]
