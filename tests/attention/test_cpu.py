@@ -377,3 +377,44 @@ def test_a_processor_without_avx512(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 12  # of attention and of the cache write, for two types times three
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", [None, *CODES])
+@pytest.mark.parametrize("window", [5, 40, 300])
+def test_the_null_block_behind_a_window_changes_no_bit(
+    window: int, codes: torch.dtype | None, dtype: torch.dtype, kind: str
+) -> None:
+    """Blocks behind the window are released, and may hold what another request writes."""
+    backend, lengths = CpuAttention(), [700, 290, 20]
+    run = Sequences(backend, spec_of(6, 2, 64, window=window), lengths, 16, dtype, kv_dtype=codes)
+    for queries in ([1, 1, 1], [60, 9, 20]):
+        step = paging.metadata(list(zip(queries, lengths, strict=True)), 16)
+        query = torch.cat([q[len(q) - n :] for q, n in zip(run.q, queries, strict=True)])
+        expected = backend.attend(query, run.cache, step, run.spec)
+        tables = step.block_tables.clone()
+        for row, (count, length) in enumerate(zip(queries, lengths, strict=True)):
+            tables[row, : max(0, length - count - window + 1) // 16] = 0
+        assert (tables == 0).sum() > (step.block_tables == 0).sum()
+        released = replace(step, block_tables=tables, group=1)
+        assert torch.equal(backend.attend(query, run.cache, released, run.spec), expected)
+
+
+def test_groups_with_one_window_share_the_plan_but_not_the_tables() -> None:
+    """Metadata of several KV groups in turn, as the layers of a step come."""
+    backend, lengths = CpuAttention(), [300, 40]
+    runs = [Sequences(backend, spec_of(4, 2, 64, window=50), lengths, 16, torch.float32, seed=seed)
+            for seed in (1, 2)]  # fmt: skip
+    first = paging.metadata([(1, 300), (1, 40)], 16)
+    moved = runs[1].cache.clone()
+    order = torch.randperm(len(moved) - 1) + 1  # the second group's blocks lie elsewhere
+    moved[order] = runs[1].cache[1:]
+    place = torch.cat((torch.zeros(1, dtype=torch.long), order))
+    second = replace(first, block_tables=place[first.block_tables.long()].int(), group=1)
+    for meta, run, cache in [(first, runs[0], runs[0].cache), (second, runs[1], moved)] * 2:
+        query = torch.cat([run.q[0][-1:], run.q[1][-1:]])
+        out = backend.attend(query, cache, meta, run.spec)
+        assert_close(out, torch.cat([run.expected(0)[-1:], run.expected(1)[-1:]]))
+    assert len(backend._work) == 2
+    (a, b) = backend._work.values()
+    assert a.keep is b.keep

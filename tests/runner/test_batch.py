@@ -16,18 +16,23 @@ SPEC = SampleSpec(SamplingParams(), 0, 0, 0)
 
 def check(builder, rows, size):
     inputs = builder.build(StepPlan(1, tuple(rows)))
-    (meta,) = inputs.metas
+    for group, meta in enumerate(inputs.metas):
+        assert meta.group == group
+        check_group(inputs, meta, rows, size)
+
+
+def check_group(inputs, meta, rows, size):
     tokens, positions, slots, last, begin = [], [], [], [], 0
     for index, row in enumerate(rows):
         assert meta.query_starts[index] == begin
         begin += len(row.token_ids)
         assert meta.seq_lens[index] == row.start + len(row.token_ids)
         used = -(-int(meta.seq_lens[index]) // size)
-        assert meta.block_tables[index, :used].tolist() == list(row.block_ids[0][:used])
+        assert meta.block_tables[index, :used].tolist() == list(row.block_ids[meta.group][:used])
         for position, token in enumerate(row.token_ids, row.start):
             tokens.append(token)
             positions.append(position)
-            slots.append(row.block_ids[0][position // size] * size + position % size)
+            slots.append(row.block_ids[meta.group][position // size] * size + position % size)
         if row.samples:
             last += range(begin - 1 - row.num_drafts, begin)
     assert inputs.token_ids.tolist() == tokens
@@ -66,3 +71,14 @@ def test_a_table_that_grows_in_place_is_followed():
     check(builder, [PlanRow("a", (1,), 8, ((*table, 7),)), PlanRow("b", (1,), 3, ((9,),))], 4)
     check(builder, [PlanRow("b", (1,), 3, ((9,),))], 4)
     check(builder, [PlanRow("c", (1, 2), 0, ((8,),)), PlanRow("b", (1,), 3, ((9,),))], 4)
+
+
+def test_each_group_has_its_own_tables_and_slots():
+    builder = BatchBuilder(4, 32, CPU, num_groups=2)
+    rows = [PlanRow("a", (1, 2), 7, ((5, 6, 7), (0, 8, 9))), PlanRow("b", (3,), 0, ((1,), (2,)))]
+    check(builder, rows, 4)
+    check(builder, rows[::-1], 4)
+    first, second = builder.build(StepPlan(1, tuple(rows))).metas
+    assert first.positions is second.positions
+    assert first.query_starts is second.query_starts
+    assert second.block_tables.tolist() == [[0, 8, 9], [2, 0, 0]]

@@ -9,7 +9,7 @@ from tests import kit
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
-from octavo.core.plan import BlockCopy
+from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
 from octavo.runner.kv_cache import KVCache, kv_layout
 from paging import CODES, metadata
@@ -109,3 +109,57 @@ def test_a_swap_path_that_cannot_be_used_is_refused(tmp_path):
         make(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"swap_path.*cannot hold"):
         make(tmp_path, 2**45)
+
+
+def layout(windows, head_dim=16):
+    specs = [AttentionSpec(4, 2, head_dim, 1.0, window) for window in windows]
+    return kv_layout(CpuAttention(), specs, 16, torch.bfloat16)
+
+
+def test_layers_of_one_kind_are_one_group():
+    for windows in ([None] * 5, [64] * 5):
+        found = layout(windows)
+        assert found.groups == (AttentionSpec(4, 2, 16, 1.0, windows[0]).cache,)
+        assert found.places == tuple((0, layer) for layer in range(5))
+        assert found.block_bytes == 5 * 16 * 2 * 2 * 16 * 2
+
+
+def test_gemma_3_270m_has_five_groups_of_windows_to_one():
+    found = layout([None if n % 6 == 5 else 512 for n in range(18)])
+    assert found.groups == (*[CacheSpec("window", 512)] * 5, FULL)
+    assert found.block_bytes == 3 * 16 * 2 * 2 * 16 * 2
+    assert [found.places[layer] for layer in (0, 1, 2, 3, 5, 11, 17)] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (5, 0), (5, 1), (5, 2),
+    ]  # fmt: skip
+    assert len(set(found.places)) == 18
+
+
+@pytest.mark.parametrize(
+    ("num_windows", "num_full", "size"),
+    [(13, 13, 13), (22, 4, 4), (29, 5, 5), (28, 27, 28), (10, 4, 2), (5, 3, 1)],
+)
+def test_groups_are_as_large_as_they_can_be_with_little_padding(num_windows, num_full, size):
+    """Gemma 2 2B, Gemma 3 1B and 4B, and odd counts."""
+    found = layout([32] * num_windows + [None] * num_full)
+    assert found.block_bytes == size * 16 * 2 * 2 * 16 * 2
+    assert len(found.groups) == -(-num_windows // size) + -(-num_full // size)
+    assert len(set(found.places)) == num_windows + num_full
+
+
+def test_layers_of_different_shapes_cannot_share_blocks():
+    specs = [AttentionSpec(4, 2, 16, 1.0, 32), AttentionSpec(4, 2, 32, 1.0)]
+    found = kv_layout(CpuAttention(), specs, 16, torch.bfloat16)
+    assert found.groups == (FULL,)
+    assert found.places == ((0, 0), (0, 1))
+
+
+def test_layers_of_groups_share_tensors_and_copies_move_each_once():
+    specs = [AttentionSpec(4, 2, 8, 1.0, window) for window in (9, 9, None)]
+    made = KVCache(TorchAttention(), specs, 8, 4, torch.float32, CPU, num_host_blocks=5)
+    assert len(made.tensors) == len(made.host) == 1
+    assert made.layers[0] is made.layers[1] is made.layers[2]
+    made.layers[2][3] = 7.0
+    made.copy([BlockCopy("copy", 3, 4), BlockCopy("out", 3, 1), BlockCopy("in", 1, 5)])
+    assert made.layers[0][4].eq(7).all()
+    assert made.layers[1][5].eq(7).all()
+    assert made.per_layer(["a", "b", "c"]) == ["a", "b", "c"]

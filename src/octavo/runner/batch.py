@@ -90,8 +90,10 @@ class BatchBuilder:
         for index, row in enumerate(rows):
             # The scheduler passes the same tuple until a table changes.
             if self._written[index] is not row.block_ids:
+                before = len(self._written[index][0]) if self._written[index] else 0
                 for table, blocks in zip(self._tables, row.block_ids, strict=True):
                     table[index, : len(blocks)] = blocks
+                    table[index, len(blocks) : before] = 0
                 self._written[index] = row.block_ids
         return self._tables[:, : len(rows)]
 
