@@ -18,9 +18,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Ops:
     """The ops of a device and dtype; signatures and meaning as in `kernels.reference`."""
 
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Pair]
-    head_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
-    row_norm: Callable[[torch.Tensor, torch.Tensor, float], None]
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None, bool], Pair]
+    head_norm: Callable[[torch.Tensor, torch.Tensor, float, bool], None]
+    row_norm: Callable[[torch.Tensor, torch.Tensor, float, bool], None]
     add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rope: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]

@@ -12,30 +12,32 @@ def rms_norm(
     weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None = None,
+    cast_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y = r / sqrt(mean(r^2) + eps) * weight with r = x + residual, of [T, H].
 
     Returns (y, r). With a residual, r is rounded to its dtype and stored in it, and the norm is
     taken of the rounded values; without one, r is x itself. weight may be float32 where x is not.
+    cast_first: r / sqrt(...) is rounded to x's dtype before the multiply by weight, too.
     """
     if residual is None:
         residual = x
     else:
         residual.copy_(residual.float() + x.float())
-    return _normed(residual, weight, eps).to(x.dtype), residual
+    return _normed(residual, weight, eps, cast_first).to(x.dtype), residual
 
 
-def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool = False) -> None:
     """RMS norm of each head of x [T, heads, head_dim] over head_dim, in place (Qwen3)."""
-    x.copy_(_normed(x, weight, eps))
+    x.copy_(_normed(x, weight, eps, cast_first))
 
 
-def row_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def row_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool = False) -> None:
     """RMS norm of x [T, heads, head_dim] over all heads of a token together, in place (OLMo 2).
 
     weight: [heads * head_dim].
     """
-    x.copy_(_normed(x.flatten(1), weight, eps).view(x.shape))
+    x.copy_(_normed(x.flatten(1), weight, eps, cast_first).view(x.shape))
 
 
 def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -43,9 +45,12 @@ def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Te
     return residual.copy_(residual.float() + x.float() * scale)
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool) -> torch.Tensor:
     wide = x.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if cast_first:
+        normed = normed.to(x.dtype).float()
+    return normed * weight.float()
 
 
 def rope(

@@ -17,13 +17,15 @@ class NormSpec:
     """How a norm is computed.
 
     offset: added to the stored weight (Gemma: 1). Such a weight is kept in float32, where
-    1 + w does not lose the last bits of w.
+    1 + w does not lose the last bits of w. cast_first: the normed row is rounded to the model's
+    dtype before the multiply by the weight, not only after it.
     """
 
     eps: float
     kind: NormKind = "rms"
     offset: float = 0.0
     bias: bool = False
+    cast_first: bool = False
 
 
 class RMSNorm:
@@ -32,11 +34,12 @@ class RMSNorm:
     scale: factor of what is added to the residual (Granite).
     """
 
-    __slots__ = ("_add", "_eps", "_op", "_scale", "_weight")
+    __slots__ = ("_add", "_cast_first", "_eps", "_op", "_scale", "_weight")
 
-    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float, scale: float = 1.0) -> None:
+    def __init__(self, ops: Ops, weight: torch.Tensor, spec: NormSpec, scale: float = 1.0) -> None:
         self._op, self._add = ops.rms_norm, ops.add
-        self._weight, self._eps, self._scale = weight, eps, scale
+        self._weight, self._eps, self._scale = weight, spec.eps, scale
+        self._cast_first = spec.cast_first
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -44,7 +47,7 @@ class RMSNorm:
         """x [T, H] -> (norm of x + residual, x + residual); residual is updated in place."""
         if self._scale != 1.0 and residual is not None:
             x, residual = self._add(x, residual, self._scale), None
-        return self._op(x, self._weight, self._eps, residual)
+        return self._op(x, self._weight, self._eps, residual, self._cast_first)
 
 
 class LayerNorm:
@@ -75,15 +78,14 @@ class LayerNorm:
 class HeadNorm:
     """RMS norm of each head of x [T, heads, head_dim], in place. `weight` [head_dim]."""
 
-    __slots__ = ("_eps", "_op", "_weight")
+    __slots__ = ("_cast_first", "_eps", "_op", "_weight")
 
-    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, ops: Ops, weight: torch.Tensor, spec: NormSpec) -> None:
         self._op = ops.head_norm
-        self._weight = weight
-        self._eps = eps
+        self._weight, self._eps, self._cast_first = weight, spec.eps, spec.cast_first
 
     def forward(self, x: torch.Tensor) -> None:
-        self._op(x, self._weight, self._eps)
+        self._op(x, self._weight, self._eps, self._cast_first)
 
 
 class RowNorm:
@@ -92,12 +94,11 @@ class RowNorm:
     weight: [heads * head_dim].
     """
 
-    __slots__ = ("_eps", "_op", "_weight")
+    __slots__ = ("_cast_first", "_eps", "_op", "_weight")
 
-    def __init__(self, ops: Ops, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, ops: Ops, weight: torch.Tensor, spec: NormSpec) -> None:
         self._op = ops.row_norm
-        self._weight = weight
-        self._eps = eps
+        self._weight, self._eps, self._cast_first = weight, spec.eps, spec.cast_first
 
     def forward(self, x: torch.Tensor) -> None:
-        self._op(x, self._weight, self._eps)
+        self._op(x, self._weight, self._eps, self._cast_first)

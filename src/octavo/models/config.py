@@ -82,7 +82,11 @@ def from_config(
         raise fields.wrong("use_bidirectional_attention", True, "false: attention is causal")
     max_position = fields.integer("max_position_embeddings")
     norm = NormSpec(
-        fields.number(family.norm_eps), family.norm, family.norm_offset, family.norm_bias
+        fields.number(family.norm_eps),
+        family.norm,
+        family.norm_offset,
+        family.norm_bias,
+        family.norm_cast_first,
     )
     hidden = fields.integer("hidden_size")
     extra = Fields(GENERATION, generation or {})

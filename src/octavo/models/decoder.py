@@ -292,7 +292,7 @@ class Decoder:
         """scale: of what the norm adds to the residual."""
         weight = self._norm_weight(name, spec)
         if spec.kind == "rms":
-            return RMSNorm(self._ops, weight, spec.eps, scale)
+            return RMSNorm(self._ops, weight, spec, scale)
         take = self._parameters.take
         bias = take(name.removesuffix("weight") + "bias") if spec.bias else None
         return LayerNorm(self._ops, weight, bias, spec.eps, scale)
@@ -326,7 +326,7 @@ class Decoder:
         if layer.qk_norm != "none":
             kind = HeadNorm if layer.qk_norm == "head" else RowNorm
             norms = [
-                kind(self._ops, self._norm_weight(f"{at}{name}.weight", layer.norm), layer.norm.eps)
+                kind(self._ops, self._norm_weight(f"{at}{name}.weight", layer.norm), layer.norm)
                 for name in ("q_norm", "k_norm")
             ]
         temperature = layer.query_temperature

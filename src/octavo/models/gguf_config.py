@@ -41,6 +41,7 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
         family.norm,
         family.norm_offset,
         family.norm_bias,
+        family.norm_cast_first,
     )
     general = Fields(path, metadata)
     granite = family.multipliers

@@ -38,7 +38,8 @@ class Family:
     name: its `model_type`; architecture: its entry in a config's `architectures`; gguf: its
         `general.architecture` ("" if llama.cpp has none), aliases: other names of the same.
     norm: its kind; norm_bias: whether it has a bias; norm_eps: the config's field of epsilon.
-    norm_offset: added to norm weights; GGUF files hold the sum.
+    norm_offset: added to norm weights; GGUF files hold the sum. norm_cast_first: normed rows are
+        rounded before the multiply by the weight, too (no row says so: once is more exact).
     fused: safetensors hold q, k and v as one matrix, gate and up as one; GGUF files as well.
     scale: of attention scores. gguf_wide_scale: in a GGUF file, which does not hold it, the
         number of layers of the size whose scale is (hidden_size / heads)^-0.5.
@@ -68,6 +69,7 @@ class Family:
     norm_bias: bool = False
     norm_eps: str = "rms_norm_eps"
     norm_offset: float = 0.0
+    norm_cast_first: bool = False
     qk_norm: QKNorm = "none"
     window: WindowRule = "none"
     window_period: int = 0

@@ -67,6 +67,23 @@ def test_head_norm_and_row_norm(dtype, wide, dim):
         assert torch.equal(found[:, :: heads + 1], packed[:, :: heads + 1])
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_normed_row_may_be_rounded_before_the_weight(wide):
+    ops, dtype = cpu_ops.CpuOps(torch.bfloat16), torch.bfloat16
+    weight = 1 + random(200, dtype=torch.float32 if wide else dtype, seed=3) / 4
+    x = random(9, 200, dtype=dtype)
+    wanted = reference.rms_norm(x, weight, 1e-5, None, True)[0]
+    found = ops.rms_norm(x, weight, 1e-5, None, True)[0]
+    plain = ops.rms_norm(x, weight, 1e-5)[0]
+    check(found, wanted)
+    assert (found != wanted).float().mean() < 0.05
+    assert (plain != wanted).float().mean() > 0.1
+    for name in ("head_norm", "row_norm"):
+        here = x.clone().view(9, 1, 200)
+        getattr(ops, name)(here, weight, 1e-5, True)
+        assert (here[:, 0] != wanted).float().mean() < 0.05
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", [1.0, 0.22])

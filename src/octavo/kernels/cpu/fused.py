@@ -104,12 +104,14 @@ def _by_rows(row: Any) -> Any:
 def rms_norm(variant: str) -> Any:
     """See `reference.rms_norm` and `reference.row_norm`.
 
-    `variant` is the dtype of x, residual and out [rows, size], and of weight [size] unless "-wide"
-    follows: then weight is float32. Strides apply to x and out; out may be x.
+    `variant` is the dtype of x, residual and out [rows, size], and of weight [size]. "-wide" after
+    it: weight is float32; "-cast": the normed row is rounded before the multiply by weight.
+    Strides apply to x and out; out may be x.
     """
-    dtype, _, wide = variant.partition("-")
+    dtype, *flags = variant.split("-")
+    cast = "cast" in flags
     size, read, write = _memory(dtype == "bfloat16")
-    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and not wide)
+    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and "wide" not in flags)
 
     @jit
     def row(a, index):
@@ -133,6 +135,9 @@ def rms_norm(variant: str) -> Any:
         factor = vsplat(_ONE / np.sqrt(mean))
         for i in range(0, n, LANES):
             value = vmul(read(residual + i * size, n - i), factor)
+            if cast:
+                write(out + i * size, value, n - i)
+                value = read(out + i * size, n - i)
             scale = read_weight(weight + i * weight_size, n - i)
             write(out + i * size, vmul(value, scale), n - i)
 
@@ -267,10 +272,14 @@ def _rotate(x, cos, count):
         setf(y + i, two * cosine + one * sine)
 
 
-def _heads(memory: tuple[int, Any, Any], weight_memory: tuple[int, Any, Any]) -> Any:
-    """A function that reads a head in float32; the memories of heads and of norm weights."""
-    size, read, _ = memory
+def _heads(memory: tuple[int, Any, Any], weight_memory: tuple[int, Any, Any], cast: bool) -> Any:
+    """A function that reads a head in float32; the memories of heads and of norm weights.
+
+    cast: a normed head is rounded before the multiply by the weight.
+    """
+    size, read, write = memory
     weight_size, read_weight, _ = weight_memory
+    rounded = stack(LANES * 4)
 
     @jit
     def norm(x, head_dim, weight, eps):
@@ -281,8 +290,12 @@ def _heads(memory: tuple[int, Any, Any], weight_memory: tuple[int, Any, Any]) ->
         factor = vsplat(_ONE / np.sqrt(vsum(total) / np.float32(head_dim) + np.float32(eps)))
         for i in range(0, head_dim, LANES):
             here = x + i * 4
-            scale = read_weight(weight + i * weight_size, head_dim - i)
-            vstore(here, vmul(vmul(vload(here), factor), scale))
+            value = vmul(vload(here), factor)
+            if cast:
+                near = rounded()
+                write(near, value, LANES)
+                value = read(near, LANES)
+            vstore(here, vmul(value, read_weight(weight + i * weight_size, head_dim - i)))
 
     @jit
     def head(a, x, here, weight, cos):
@@ -302,16 +315,16 @@ def rope_write(variant: str) -> Any:
     """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
 
     `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8"),
-    or "wide" where norm weights are float32 and q, k and v are not ("bfloat16-wide").
+    or flags of `rms_norm` where there is a norm but no cache ("bfloat16-wide-cast").
 
     The cache's layout is that of `attention`. The norm's result is not rounded before rope.
     k itself is changed only when there is no cache.
     """
-    dtype, _, kind = variant.partition("-")
-    wide, half = kind == "wide", dtype == "bfloat16"
-    kind = "" if wide else kind
+    dtype, *flags = variant.split("-")
+    kind = next((flag for flag in flags if flag in ("int8", "fp8")), "")
+    half = dtype == "bfloat16"
     memory = size, read, write = _memory(half)
-    head = _heads(memory, _memory(half and not wide))
+    head = _heads(memory, _memory(half and "wide" not in flags), "cast" in flags)
     put, store = _stored(half, write)
     if kind:
         store = _coded(kind, read, size)

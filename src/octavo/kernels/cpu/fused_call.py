@@ -33,13 +33,16 @@ def _share(rows: int, values: int) -> tuple[int, int]:
 class CpuOps:
     """The fused kernels of one dtype."""
 
-    __slots__ = ("_gelu", "_norm", "_silu", "_wide_norm", "dtype")
+    __slots__ = ("_gelu", "_norms", "_silu", "dtype")
 
     def __init__(self, dtype: torch.dtype) -> None:
         name = FLOAT_NAMES[dtype]
         self.dtype = dtype
-        self._norm = kernel(abi.RMS_NORM, name)
-        self._wide_norm = kernel(abi.RMS_NORM, f"{name}-wide")
+        self._norms = {  # by the weight's dtype, and whether normed rows are rounded first
+            (weight, cast): kernel(abi.RMS_NORM, name + _norm_flags(dtype, weight, cast))
+            for weight in {dtype, torch.float32}
+            for cast in (False, True)
+        }
         self._silu = kernel(abi.ACTIVATION, f"silu-{name}")
         self._gelu = kernel(abi.ACTIVATION, f"gelu-{name}")
 
@@ -49,23 +52,26 @@ class CpuOps:
         weight: torch.Tensor,
         eps: float,
         residual: torch.Tensor | None = None,
+        cast_first: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `reference.rms_norm`."""
         if not (x.is_contiguous() and x.dtype == self.dtype and self._takes(weight)):
-            return reference.rms_norm(x, weight, eps, residual)
+            return reference.rms_norm(x, weight, eps, residual, cast_first)
         if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
-            return reference.rms_norm(x, weight, eps, residual)
+            return reference.rms_norm(x, weight, eps, residual, cast_first)
         out = empty(x.shape, x.dtype)
-        self._rms_norm(x, weight, eps, out, residual)
+        self._rms_norm(x, weight, eps, out, residual, cast_first)
         return out, x if residual is None else residual
 
-    def row_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    def row_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool = False
+    ) -> None:
         """See `reference.row_norm`."""
         if not (self._fits(x) and self._takes(weight)):
-            reference.row_norm(x, weight, eps)
+            reference.row_norm(x, weight, eps, cast_first)
             return
         rows = x.view(x.shape[0], -1)
-        self._rms_norm(rows, weight, eps, rows, None)
+        self._rms_norm(rows, weight, eps, rows, None, cast_first)
 
     def _rms_norm(
         self,
@@ -74,6 +80,7 @@ class CpuOps:
         eps: float,
         out: torch.Tensor,
         residual: torch.Tensor | None,
+        cast_first: bool,
     ) -> None:
         """x, out, residual: [rows, size]; x and out may have gaps between rows."""
         rows, size = x.shape
@@ -84,8 +91,7 @@ class CpuOps:
             residual=0 if residual is None else address(residual), weight=address(weight),
             out=address(out), out_stride=out.stride(0) * itemsize, size=size, eps=eps,
         )  # fmt: skip
-        norm = self._norm if weight.dtype == self.dtype else self._wide_norm
-        norm.run(arguments, threads)
+        self._norms[weight.dtype, cast_first].run(arguments, threads)
 
     def _takes(self, weight: torch.Tensor) -> bool:
         return weight.is_contiguous() and weight.dtype in (self.dtype, torch.float32)
@@ -136,12 +142,15 @@ class CpuOps:
             return
         rope_write(q, k, k, cos_sin, positions)
 
-    def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    def head_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool = False
+    ) -> None:
         """See `reference.head_norm`."""
         if not (self._fits(x) and self._takes(weight)):
-            reference.head_norm(x, weight, eps)
+            reference.head_norm(x, weight, eps, cast_first)
             return
-        rope_write(x, None, None, None, None, q_norm=weight, eps=eps)
+        flags = _norm_flags(x.dtype, weight.dtype, cast_first)
+        rope_write(x, None, None, None, None, q_norm=weight, eps=eps, norm_flags=flags)
 
     def _fits(self, x: torch.Tensor) -> bool:
         return x.dtype == self.dtype and in_rows(x)
@@ -166,12 +175,12 @@ def rope_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    norm_flags: str = "",
 ) -> None:
     """Head norms, rope, cache write: whatever is given, in one pass (see `fused.rope_write`).
 
     Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype: that of
-    the cache, unless it is one of CODES. Norm weights have it, too, or are float32 if no cache is
-    given.
+    the cache, unless it is one of CODES. norm_flags: those of `_norm_flags`, if there is no cache.
     """
     some = q if q is not None else k
     assert some is not None
@@ -196,10 +205,8 @@ def rope_write(
         q_norm=0 if q_norm is None else address(q_norm),
         k_norm=0 if k_norm is None else address(k_norm), eps=eps,
     )  # fmt: skip
-    norm = q_norm if q_norm is not None else k_norm
-    if norm is not None and norm.dtype != some.dtype:
-        assert cache is None
-        rope = kernel(abi.ROPE_WRITE, f"{FLOAT_NAMES[some.dtype]}-wide")
+    if norm_flags:
+        rope = kernel(abi.ROPE_WRITE, FLOAT_NAMES[some.dtype] + norm_flags)
     else:
         rope = _rope_write(some.dtype, some.dtype if cache is None else cache.dtype)
     rope.run(arguments, threads)
@@ -208,6 +215,12 @@ def rope_write(
 @functools.cache
 def _rope_write(dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernel:
     return kernel(abi.ROPE_WRITE, _variant(FLOAT_NAMES[dtype], kv_dtype))
+
+
+def _norm_flags(dtype: torch.dtype, weight: torch.dtype, cast_first: bool) -> str:
+    """What follows the dtype in the variant of a kernel with a norm."""
+    wide = "-wide" if weight != dtype else ""
+    return wide + ("-cast" if cast_first and dtype != torch.float32 else "")
 
 
 def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
