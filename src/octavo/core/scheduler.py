@@ -143,6 +143,7 @@ class Scheduler:
         return True
 
     def has_work(self) -> bool:
+        """Whether a request has not ended. Plans in flight must be committed in any case."""
         return bool(self._groups)
 
     @property

@@ -131,7 +131,7 @@ class SLOScheduler(FIFOScheduler):
             Gauge("step_tokens", "Tokens that a step may compute now.", state.tokens),
             Gauge("sequences", "Requests that may run now.", state.sequences),
             Gauge("changes", "Times that the share was changed.", state.changes, True),
-            Gauge("shed", "Requests turned away to hold the target.", state.shed, True),
+            Gauge("shed", "Requests refused to hold the target.", state.shed, True),
         )
 
     def _set(self, **changes: Any) -> None:
