@@ -202,10 +202,10 @@ def test_a_prompt_in_chunks_gives_the_same(tmp_path: Path) -> None:
     reference = toys.make("mistral", sliding_window=9)
     paged = toys.Paged(toys.load(toys.save(reference, tmp_path)))
     ids = toys.prompt(50)
-    pieces = [paged.step([("a", ids[at : at + size])])[0] for at, size in
+    chunks = [paged.step([("a", ids[at : at + size])])[0] for at, size in
               ((0, 16), (16, 1), (17, 20), (37, 13))]  # fmt: skip
     torch.testing.assert_close(
-        torch.cat(pieces), toys.reference_logits(reference, ids), **TOLERANCE
+        torch.cat(chunks), toys.reference_logits(reference, ids), **TOLERANCE
     )
 
 

@@ -178,7 +178,7 @@ def test_overrides_by_part(tmp_path):
         toys.load(folder, quantization_override="layers.2.*=int8")
 
 
-def test_a_row_does_not_depend_on_its_company(tmp_path):
+def test_a_row_does_not_depend_on_the_others_of_its_batch(tmp_path):
     model = toys.load(kit.tiny(tmp_path), quantization="int4")
     paged, prompts = toys.Paged(model), {name: toys.prompt(20, i) for i, name in enumerate("abc")}
     prompts = {name: [i % 256 for i in ids] for name, ids in prompts.items()}

@@ -59,7 +59,7 @@ def rope(
     """Rotary embedding, NeoX style, in place on q [T, heads, hd] and, if given, k of the same form.
 
     cos_sin is float32 [max_position, rot_dim], the cosines in its first half, the sines in its
-    second. Dimension i < rot_dim / 2 turns with i + rot_dim / 2; those from rot_dim on are left.
+    second. Dimension i < rot_dim / 2 pairs with i + rot_dim / 2; those from rot_dim on are left.
     """
     rows = cos_sin[positions]
     cos, sin = (half.unsqueeze(1) for half in rows.chunk(2, dim=-1))
@@ -67,8 +67,8 @@ def rope(
     for x in (q,) if k is None else (q, k):
         wide = x[..., : 2 * half].float()
         first, second = wide[..., :half], wide[..., half:]
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        x[..., : 2 * half] = turned.to(x.dtype)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        x[..., : 2 * half] = rotated.to(x.dtype)
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
