@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from octavo.attention.base import AttentionMetadata, CaptureSafe
+from octavo.attention.base import AttentionMetadata, AttentionSpec, CaptureSafe
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.kernels.capture import CapturedRun, CaptureError, StepCapture
 from octavo.log import get_logger
@@ -67,7 +67,8 @@ class CapturedSteps:
         runs: Mapping[int, CapturedRun],
     ) -> None:
         """runs: by the number of tokens that each was captured with, rising."""
-        self._model, self._cache, self._inputs, self._runs = model, cache, inputs, runs
+        self._model, self._inputs, self._runs = model, inputs, runs
+        self._kinds = _layer_kinds(model, cache)
         self.max_tokens = max(runs)
 
     def forward(self, token_ids: torch.Tensor, metas: Metas) -> torch.Tensor:
@@ -75,7 +76,7 @@ class CapturedSteps:
         count = len(token_ids)
         size = next(size for size in self._runs if size >= count)
         self._inputs.load(token_ids, metas)
-        _prepare(self._model, self._cache, metas, self._inputs.hidden.dtype, size)
+        _prepare(self._model, self._kinds, metas, self._inputs.hidden.dtype, size)
         return self._runs[size].replay(count)
 
 
@@ -115,15 +116,26 @@ def _capture(
 ) -> CapturedRun:
     inputs.load(step.token_ids, step.metas)
     metas, count = inputs.metas(step), len(step.token_ids)
-    _prepare(model, cache, metas, inputs.hidden.dtype, count)
+    _prepare(model, _layer_kinds(model, cache), metas, inputs.hidden.dtype, count)
     per_layer = cache.per_layer(metas)
     return device.capture(lambda: model.layers(inputs.hidden[:count], per_layer, cache.layers))
 
 
-def _prepare(model: Decoder, cache: KVCache, metas: Metas, dtype: torch.dtype, size: int) -> None:
-    assert isinstance(model.backend, CaptureSafe)
+def _layer_kinds(model: Decoder, cache: KVCache) -> list[tuple[int, AttentionSpec]]:
+    """The KV group and the spec of each kind of layer."""
     groups = [group for group, _ in cache.layout.places]
-    for group, spec in dict.fromkeys(zip(groups, model.attention_specs, strict=True)):
+    return list(dict.fromkeys(zip(groups, model.attention_specs, strict=True)))
+
+
+def _prepare(
+    model: Decoder,
+    kinds: Sequence[tuple[int, AttentionSpec]],
+    metas: Metas,
+    dtype: torch.dtype,
+    size: int,
+) -> None:
+    assert isinstance(model.backend, CaptureSafe)
+    for group, spec in kinds:
         model.backend.prepare_replay(metas[group], spec, dtype, size)
 
 

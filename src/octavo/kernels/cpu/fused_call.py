@@ -33,16 +33,17 @@ def _share(rows: int, values: int) -> tuple[int, int]:
 class CpuOps:
     """The fused kernels of one dtype."""
 
-    __slots__ = ("_gelu", "_norms", "_silu", "dtype")
+    __slots__ = ("_gelu", "_itemsize", "_norm", "_norms", "_silu", "dtype")
 
     def __init__(self, dtype: torch.dtype) -> None:
         name = FLOAT_NAMES[dtype]
-        self.dtype = dtype
+        self.dtype, self._itemsize = dtype, dtype.itemsize
         self._norms = {  # by the weight's dtype, and whether normed rows are rounded first
             (weight, cast): kernel(abi.RMS_NORM, name + _norm_flags(dtype, weight, cast))
             for weight in {dtype, torch.float32}
             for cast in (False, True)
         }
+        self._norm = self._norms[dtype, False]
         self._silu = kernel(abi.ACTIVATION, f"silu-{name}")
         self._gelu = kernel(abi.ACTIVATION, f"gelu-{name}")
 
@@ -55,12 +56,25 @@ class CpuOps:
         cast_first: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `reference.rms_norm`."""
-        if not (x.is_contiguous() and x.dtype == self.dtype and self._takes(weight)):
+        dtype = self.dtype
+        if weight.dtype is dtype and not cast_first:  # as in most models
+            norm: Kernel | None = self._norm
+        else:
+            norm = self._norms.get((weight.dtype, cast_first))
+        if norm is None or not (x.dtype is dtype and x.is_contiguous() and weight.is_contiguous()):
             return reference.rms_norm(x, weight, eps, residual, cast_first)
-        if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
+        if residual is not None and not (residual.dtype is dtype and residual.is_contiguous()):
             return reference.rms_norm(x, weight, eps, residual, cast_first)
-        out = empty(x.shape, x.dtype)
-        self._rms_norm(x, weight, eps, out, residual, cast_first)
+        rows, size = x.shape
+        out = empty((rows, size), dtype)
+        threads, chunk = _share(rows, size)
+        stride = size * self._itemsize
+        arguments = _pack_norm(
+            rows=rows, chunk=chunk, x=address(x), x_stride=stride,
+            residual=0 if residual is None else address(residual), weight=address(weight),
+            out=address(out), out_stride=stride, size=size, eps=eps,
+        )  # fmt: skip
+        norm.run(arguments, threads)
         return out, x if residual is None else residual
 
     def row_norm(
@@ -70,26 +84,12 @@ class CpuOps:
         if not (self._fits(x) and self._takes(weight)):
             reference.row_norm(x, weight, eps, cast_first)
             return
-        rows = x.view(x.shape[0], -1)
-        self._rms_norm(rows, weight, eps, rows, None, cast_first)
-
-    def _rms_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        out: torch.Tensor,
-        residual: torch.Tensor | None,
-        cast_first: bool,
-    ) -> None:
-        """x, out, residual: [rows, size]; x and out may have gaps between rows."""
-        rows, size = x.shape
+        rows, size = x.shape[0], x.shape[1] * x.shape[2]
         threads, chunk = _share(rows, size)
-        itemsize = x.itemsize
+        stride = x.stride(0) * self._itemsize
         arguments = _pack_norm(
-            rows=rows, chunk=chunk, x=address(x), x_stride=x.stride(0) * itemsize,
-            residual=0 if residual is None else address(residual), weight=address(weight),
-            out=address(out), out_stride=out.stride(0) * itemsize, size=size, eps=eps,
+            rows=rows, chunk=chunk, x=address(x), x_stride=stride, residual=0,
+            weight=address(weight), out=address(x), out_stride=stride, size=size, eps=eps,
         )  # fmt: skip
         self._norms[weight.dtype, cast_first].run(arguments, threads)
 
