@@ -274,9 +274,13 @@ def write_gguf(
     kind: str = "F32",
     drop: Sequence[str] = (),
     extra: Mapping[str, np.ndarray] = MappingProxyType({}),
+    omit: Sequence[str] = (),
     **metadata: Any,
 ) -> Path:
-    """Store a toy model as a GGUF of block type `kind`, and give the model the stored values."""
+    """Store a toy model as a GGUF of block type `kind`, and give the model the stored values.
+
+    drop: parameters that are left out; omit: metadata keys that are.
+    """
     config = model.config
     arch = GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
@@ -291,6 +295,8 @@ def write_gguf(
         "vocab_size": config.vocab_size, **_family_facts(config), **metadata,
     }  # fmt: skip
     for name, value in facts.items():
+        if name in omit:
+            continue
         add = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}.get(
             type(value), writer.add_uint32
         )

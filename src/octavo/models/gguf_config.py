@@ -3,6 +3,7 @@
 What llama.cpp's converters leave out is implied by the architecture, as llama.cpp implies it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from octavo.checkpoint.base import StoredTensor
 from octavo.errors import CheckpointError
 from octavo.layers.norm import NormSpec
 from octavo.layers.rope import QueryTemperature, RopeKind, RopeSpec, attention_scale
+from octavo.models import gguf_keys
 from octavo.models.fields import Fields
 from octavo.models.registry import Family, by_gguf_name
 from octavo.models.spec import LayerSpec, ModelSpec
@@ -32,6 +34,7 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
         raise CheckpointError(f"{path} names no general.architecture")
     family = by_gguf_name(name, f"{name}.attention.sliding_window" in metadata)
     own = {k.removeprefix(f"{name}."): v for k, v in metadata.items() if k.startswith(f"{name}.")}
+    gguf_keys.check(path, family, own)
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     fields = Fields(path, own, {"vocab_size": len(tokens)})
     hidden, max_position = fields.integer("embedding_length"), fields.integer("context_length")
@@ -132,7 +135,8 @@ def _scale(family: Family, fields: Fields, head_dim: int) -> float:
 
 def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
     """Per layer, its window; 0 (Phi-4) means none."""
-    window = fields.optional("attention.sliding_window", 0) or None
+    window = fields.optional("attention.sliding_window", 0)
+    window = (_implied_window(family, fields, count) if window is None else window) or None
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         if len(pattern) != count or not all(isinstance(item, bool) for item in pattern):
@@ -144,6 +148,18 @@ def _windows(family: Family, fields: Fields, count: int) -> list[int | None]:
     if not period:
         return [window] * count
     return [window if (layer + 1) % period else None for layer in range(count)]
+
+
+def _implied_window(family: Family, fields: Fields, count: int) -> int:
+    """The window of a file that names none, 0 for none: converters did not write it at first."""
+    if family.name == "gemma2":
+        return int(family.defaults["sliding_window"])
+    if family.name == "gemma3_text":
+        right = "there: layers of this architecture have windows"
+        raise fields.wrong("attention.sliding_window", None, right)
+    if family.name == "phi3" and count in (32, 40) and fields.get("context_length") == 4096:
+        return 2047
+    return 0
 
 
 def _layer_rope(
@@ -172,9 +188,13 @@ def _rope(
         raise fields.wrong("rope.dimension_count", dims, right)
     theta = fields.number("rope.freq_base", 10000.0)
     plain = RopeSpec(theta, fraction=dims / head_dim)
-    kind = fields.get("rope.scaling.type") or "none"
+    factor, factor_key = _factor(fields)
+    # Without a type, a factor means linear scaling.
+    kind = fields.get("rope.scaling.type") or ("none" if factor == 1 else "linear")
     if family.longrope and "rope_factors_long.weight" in tensors:
         kind = "longrope"
+    if kind in ("none", "longrope") and factor != 1:
+        raise fields.wrong(factor_key, factor, f"1 with rope.scaling.type {kind!r}")
     if kind == "longrope" and family.longrope:
         return _longrope(fields, plain, tensors, dims // 2)
     if kind not in ("none", "linear", "yarn"):
@@ -188,7 +208,7 @@ def _rope(
     spec = RopeSpec(
         theta,
         cast(RopeKind, kind),
-        fields.number("rope.scaling.factor"),
+        factor,
         fields.optional("rope.scaling.original_context_length") or fields.integer("context_length"),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
@@ -196,12 +216,31 @@ def _rope(
         mscale_all_dim=log_multiplier,
         freq_factors=factors,
     )
+    own = fields.maybe_number("rope.scaling.yarn_attn_factor")
+    if (
+        kind == "yarn"
+        and own is not None
+        and not math.isclose(own, attention_scale(spec), rel_tol=1e-4)
+    ):
+        right = f"the factor that yarn gives by itself, {attention_scale(spec):.5f}, or absent"
+        raise fields.wrong("rope.scaling.yarn_attn_factor", own, right)
     extra = fields.number("rope.scaling.attn_factor", 1.0)
     if extra == 1:
         return spec
     # ggml multiplies yarn's own factor by this one, but some converters store the whole factor.
-    own = 1.0 if family.gguf_whole_factor else attention_scale(spec)
-    return replace(spec, attention_factor=extra * own)
+    whole = 1.0 if family.gguf_whole_factor else attention_scale(spec)
+    return replace(spec, attention_factor=extra * whole)
+
+
+def _factor(fields: Fields) -> tuple[float, str]:
+    """The factor of scaled positions, 1 (or 0) for none, and its key: files of autumn 2023 have
+    only `rope.scale_linear`."""
+    keys = [key for key in ("rope.scaling.factor", "rope.scale_linear") if fields.get(key)]
+    values = {key: fields.number(key) for key in keys}
+    if len(set(values.values())) > 1:
+        both = " and ".join(f"{key} = {value}" for key, value in values.items())
+        raise CheckpointError(f"{fields.source}: {both} contradict each other")
+    return (values[keys[0]], keys[0]) if keys else (1.0, "rope.scaling.factor")
 
 
 def _longrope(
