@@ -34,13 +34,13 @@ def read_script(prompt: tuple[int, ...]) -> tuple[str, list[int] | None]:
 
 
 class ScriptedRunner(FakeRunner):
-    def _row(self, row: PlanRow) -> RowResult:
-        if row.samples and "!fail" in self._text(row):
+    def _row(self, row: PlanRow, step: int) -> RowResult:
+        if row.samples and "!fail" in self._text(row, step):
             return RowResult(row.request_id, error="this request was told to fail")
-        return super()._row(row)
+        return super()._row(row, step)
 
-    def _text(self, row: PlanRow) -> str:
-        history = self._history(row)
+    def _text(self, row: PlanRow, step: int) -> str:
+        history = self._history(row, step)
         return read_script(tuple(history[: len(history) - row.samples[0].position]))[0]
 
 

@@ -1,34 +1,30 @@
-"""A model of a model: tokens are a hash of their history, read only through the plan's blocks.
+"""A scheduler on a bench: over the strict runner of `engine.fake`, checked after each step.
 
-Each block slot remembers what was written to it, at which position, in which step and for which
-KV group, so a row that reads a wrong, overwritten or not yet written slot is caught on the spot,
-and not by luck through a different token.
+Tokens are a hash of their history, which the runner reads only through the plan's blocks; what a
+request must answer is known without scheduler or blocks (`alone`).
 """
 
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import (
     FULL,
-    BlockCopy,
     CacheSpec,
-    PlanRow,
     RowResult,
+    RunnerLimits,
     SampleSpec,
     StepPlan,
     StepResult,
     TokenLogprobs,
-    num_gained,
-    row_result,
 )
 from octavo.core.policy import FIFOScheduler, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import PreemptionMode, Scheduler, Update
 from octavo.core.submission import Submission
+from octavo.engine.fake import FakeRunner
 from octavo.params import SamplingParams
 
 VOCAB = 1000
@@ -51,115 +47,19 @@ def logprobs_of(token: int, position: int) -> TokenLogprobs:
     return TokenLogprobs((token,), (-float(position) - 1.0,), (1,))
 
 
-class Slot(NamedTuple):
-    """What was written to a slot. digest: of the token and all before it; group: the KV group."""
-
-    position: int
-    digest: int
-    step: int
-    group: int
-
-
-class SimulatedRunner:
-    """Executes plans over pools of slots: block -> offset -> Slot.
-
-    A layer of each group must find exactly the keys that it may see; the history of a row is
-    known from the slot before its first token alone.
-    """
+class SimulatedRunner(FakeRunner):
+    """The strict runner, over as many blocks as are asked for, with draws of its own."""
 
     def __init__(self, block_size: int, groups: Sequence[CacheSpec] = (FULL,)) -> None:
-        self.block_size = block_size
-        self.groups = groups
-        self.pool: dict[int, dict[int, Slot]] = {}
-        self.host: dict[int, dict[int, Slot]] = {}
-        self.before: dict[int, tuple[int, int]] = {}  # digest -> digest before, token
-        self.copies = {"copy": 0, "out": 0, "in": 0}
-        self.tokens = 0
-        self.drafts = 0
-        self.accepted = 0
-        self.failing: set[str] = set()
-        self.draw: Callable[[tuple[int, ...], SampleSpec], int] = draw
+        limits = RunnerLimits(0, block_size, 0, 0, VOCAB, kv_groups=tuple(groups))
+        super().__init__(limits, lambda history, spec: draw(tuple(history), spec))
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        for copy in plan.copies:
-            self._copy(copy)
-        written: set[tuple[int, int]] = set()
-        for row in plan.rows:
-            self._write(row, plan.step, written)
-        rows = tuple(self._row(row, plan.step) for row in plan.rows)
-        return StepResult(plan.step, rows)
+    def logprobs(self, token: int, count: int, position: int) -> TokenLogprobs:
+        return logprobs_of(token, position)
 
-    def _copy(self, copy: BlockCopy) -> None:
-        source = self.host if copy.kind == "in" else self.pool
-        target = self.host if copy.kind == "out" else self.pool
-        assert copy.source in source, f"{copy} of a block never written"
-        assert copy.target != 0
-        target[copy.target] = dict(source[copy.source])
-        self.copies[copy.kind] += 1
-
-    def _write(self, row: PlanRow, step: int, written: set[tuple[int, int]]) -> None:
-        assert row.token_ids, f"{row.request_id} computes nothing"
-        size, end = self.block_size, row.start + len(row.token_ids)
-        digest = self._slot(row, 0, row.start - 1).digest if row.start else 0
-        self.tokens += len(row.token_ids)
-        assert len(row.block_ids) == len(self.groups)
-        for blocks in row.block_ids:
-            # Just the blocks that this step needs.
-            assert len(blocks) == -(-end // size), "too few blocks, or a spare one"
-        for position, token in enumerate(row.token_ids, row.start):
-            before, digest = digest, hash((digest, token))
-            self.before[digest] = (before, token)
-            for group, blocks in enumerate(row.block_ids):
-                block, offset = blocks[position // size], position % size
-                assert block != 0, "the null block is written"
-                assert (block, offset) not in written, f"two rows write slot {block}:{offset}"
-                written.add((block, offset))
-                self.pool.setdefault(block, {})[offset] = Slot(position, digest, step, group)
-
-    def _slot(self, row: PlanRow, group: int, position: int) -> Slot:
-        index, offset = divmod(position, self.block_size)
-        slot = self.pool[row.block_ids[group][index]][offset]
-        assert slot.position == position, f"{row.request_id} reads {slot} as {position}"
-        assert slot.group == group, f"{row.request_id} reads {slot} in group {group}"
-        return slot
-
-    def _history(self, row: PlanRow, step: int) -> list[int]:
-        """The tokens of a row; every group must have those that its queries see."""
-        end = row.start + len(row.token_ids)
-        digest = self._slot(row, 0, end - 1).digest
-        digests, history = [], []
-        while digest:
-            digests.append(digest)
-            digest, token = self.before[digest]
-            history.append(token)
-        digests.reverse()
-        history.reverse()
-        assert len(history) == end
-        for group, spec in enumerate(self.groups):
-            for position in range(spec.first_needed(row.start), end):
-                slot = self._slot(row, group, position)
-                assert slot.digest == digests[position], f"{row.request_id} reads another history"
-                if position < row.start:
-                    assert slot.step < step, f"{row.request_id} reads what this step writes"
-        return history
-
-    def _row(self, row: PlanRow, step: int) -> RowResult:
-        end = row.start + len(row.token_ids)
-        history = self._history(row, step)
-        assert tuple(history[row.start :]) == row.token_ids
-        if row.request_id in self.failing:
-            return RowResult(row.request_id, error="told to fail")
-        tokens = [self.draw(tuple(history[: end - spec.offset]), spec) for spec in row.samples]
-        logprobs = [
-            None if spec.params.logprobs is None else logprobs_of(token, end - spec.offset)
-            for token, spec in zip(tokens, row.samples, strict=True)
-        ]
-        prompt = ()
-        if row.num_prompt_logprobs is not None:
-            prompt = tuple(logprobs_of(t, row.start + i) for i, t in enumerate(row.prompt_targets))
-        self.drafts += row.num_drafts
-        self.accepted += num_gained(row, tokens) - 1 if row.num_drafts else 0
-        return row_result(row, tokens, logprobs, prompt)
+    def _choose(self, history: Sequence[int], spec: SampleSpec) -> int:
+        assert self.next_token  # also where it draws what a sampler must not
+        return self.next_token(history, spec)
 
 
 class QuickRunner(SimulatedRunner):

@@ -263,7 +263,7 @@ def test_stp_01_min_tokens_counts_output_only(length: int, n: int, stop: str) ->
 def test_stp_01_holds_even_if_the_sampler_draws_what_it_must_not() -> None:
     for least in range(6):
         bench = Bench()
-        bench.runner.draw = say(2)
+        bench.runner.next_token = say(2)
         bench.run([make("r", prompt(9), 32, ignore_eos=False, min_tokens=least)])
         assert bench.outcomes["r", 0].token_ids == [2] * (least + 1)
 
@@ -271,7 +271,7 @@ def test_stp_01_holds_even_if_the_sampler_draws_what_it_must_not() -> None:
 def test_stp_03_every_eos_stops_unless_ignored() -> None:
     def run(script: tuple[int, ...], **options: object) -> Outcome:
         bench = Bench()
-        bench.runner.draw = say(*script)
+        bench.runner.next_token = say(*script)
         bench.run([make("r", prompt(9), 8, eos=(2, 11), **options)])
         return bench.outcomes["r", 0]
 
@@ -321,7 +321,7 @@ def test_an_error_of_one_row_ends_that_request_alone() -> None:
     bench.run()
     for index in range(3):
         outcome = bench.outcomes["early", index]
-        assert (outcome.finish_reason, outcome.error) == ("error", "told to fail")
+        assert (outcome.finish_reason, outcome.error) == ("error", "failed on purpose")
         assert outcome.token_ids == []
     assert bench.outcomes["late", 1].finish_reason == "error"
     assert len(bench.outcomes["late", 1].token_ids) == 1

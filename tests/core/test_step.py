@@ -114,13 +114,13 @@ def test_an_answer_ends_inside_its_accepted_drafts(
     script: tuple[int, ...], options: dict[str, object], tokens: list[int], reason: tuple[str, int]
 ) -> None:
     bench = Bench(budget=64)
-    bench.runner.draw = draw_script = say(*script)
+    bench.runner.next_token = draw_script = say(*script)
 
     def draw(history: tuple[int, ...], spec: SampleSpec) -> int:
         token = draw_script(history, spec)
         return 9 if spec.min_tokens_left > 0 and token in spec.stop_ids else token
 
-    bench.runner.draw = draw
+    bench.runner.next_token = draw
     bench.proposer = lambda request: [
         *script[request.num_output_tokens : 3], *([9] if "min_tokens" in options else script[3:4]),
         *script[4:],
