@@ -39,10 +39,18 @@ _OTHERS = {
 
 
 def tree_page() -> str:
-    """docs/tree.md: every file, one line each."""
-    lines = ["# The tree", "", "Made by `make docs`: the first line of each file's docstring.", ""]
-    lines += ["| File | What it is |", "|---|---|"]
-    lines += [f"| `{name}` | {what} |" for name, what in files().items()]
+    """docs/tree.md: every file, one line each, by folder; empty `__init__` files left out."""
+    lines = ["# The tree", "", "Made by `make docs`: the first line of each file's docstring."]
+    lines += ["The map is [architecture.md](architecture.md)."]
+    folder = None
+    for name, what in files().items():
+        if name.endswith("/__init__.py") and not what:
+            continue
+        if str(Path(name).parent) != folder:
+            folder = str(Path(name).parent)
+            lines += ["", f"## {'The root' if folder == '.' else folder}", ""]
+            lines += ["| File | What it is |", "|---|---|"]
+        lines.append(f"| `{name}` | {what} |")
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +60,8 @@ def files() -> dict[str, str]:
     found = {name: what for name, what in found.items() if (ROOT / name).exists()}
     found[".ci/run"] = _OTHERS[".ci/run"]
     for part in _PARTS:
-        for path in sorted((ROOT / part).rglob("*")):
+        # A folder's own files before those of its folders.
+        for path in sorted((ROOT / part).rglob("*"), key=lambda p: (str(p.parent), p.name)):
             name = str(path.relative_to(ROOT))
             grouped = next(
                 (g for g in ("docs/decisions", "docs/charts", "benchmarks/results") if g in name),

@@ -30,6 +30,8 @@ def test_the_tree_names_no_file_twice_and_misses_none() -> None:
     listed = re.findall(r"^\| `(.+?)` \|", docs.tree_page(), re.MULTILINE)
     assert len(listed) == len(set(listed))
     for path in (ROOT / "src/octavo").rglob("*.py"):
+        if path.name == "__init__.py" and not path.read_text():
+            continue
         assert str(path.relative_to(ROOT)) in listed
 
 
