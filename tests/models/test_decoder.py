@@ -331,13 +331,17 @@ def longrope() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("longest", [64, 512])
-def test_longrope_is_chosen_by_the_longest_sequence(longest: int, tmp_path: Path) -> None:
+def test_longrope_is_chosen_by_the_longest_sequence(
+    longest: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """transformers chooses by each sequence's length; ours must be one of the two for all."""
     reference = toys.make(
         "phi3", head_dim=16, hidden_size=96, original_max_position_embeddings=64,
         rope_parameters=longrope(),
     )  # fmt: skip
-    model = toys.load(toys.save(reference, tmp_path), max_model_len=longest)
+    with caplog.at_level("INFO"):
+        model = toys.load(toys.save(reference, tmp_path), max_model_len=longest)
+    assert f"LongRoPE: {'short' if longest == 64 else 'long'} factors" in caplog.text
     ids = toys.prompt(64 if longest == 64 else 200)
     found = toys.Paged(model).step([("a", ids)])[0]
     torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)

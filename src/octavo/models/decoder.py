@@ -18,10 +18,13 @@ from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
+from octavo.log import get_logger
 from octavo.models.architecture import GgufTensor, Parameters
 from octavo.models.registry import Placement
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.quant import base as quant
+
+logger = get_logger(__name__)
 
 Norm = RMSNorm | LayerNorm
 
@@ -351,6 +354,7 @@ class Decoder:
                 table = query_cos_sin_table(rope, temperature, size, self._window)
             else:
                 assert rope is not None
+                _log_longrope(rope, self._window)
                 table = cos_sin_table(rope, size, self._window)
             self._tables[key] = table.to(self._device)
         return self._tables[key]
@@ -364,6 +368,18 @@ class Decoder:
         if has_bias:
             bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
         return self._products.make(weight, bias, method=method)
+
+
+def _log_longrope(rope: RopeSpec, longest: int) -> None:
+    """Say which factors all positions have, since transformers chooses by sequence."""
+    if rope.kind == "longrope":
+        logger.info(
+            "LongRoPE: %s factors at all positions, as sequences may have %d tokens and the "
+            "original length is %d; max_model_len chooses",
+            "long" if longest > rope.original_max_position else "short",
+            longest,
+            rope.original_max_position,
+        )
 
 
 def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
