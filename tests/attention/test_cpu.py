@@ -169,7 +169,7 @@ def test_smp_12_a_row_is_the_same_in_any_company(
 @pytest.mark.parametrize("codes", [None, *CODES])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (20, 1)])
-def test_rows_that_hold_the_same_blocks_read_them_together(
+def test_rows_with_the_same_blocks_read_them_together(
     heads: tuple[int, int], dtype: torch.dtype, codes: torch.dtype | None, kind: str
 ) -> None:
     """And each gets the bits that it has alone."""
@@ -180,8 +180,8 @@ def test_rows_that_hold_the_same_blocks_read_them_together(
     table = step.block_tables.clone()
     for row, length in enumerate(lengths):
         table[row, : min(32, (length - 1) // 16)] = table[0, : min(32, (length - 1) // 16)]
-    table[3, 16:32] = table[4, 16:32] = step.block_tables[3, 16:32]  # parted after a piece
-    table[5, 31] = step.block_tables[5, 31]  # in the midst of one
+    table[3, 16:32] = table[4, 16:32] = step.block_tables[3, 16:32]  # different after one split
+    table[5, 31] = step.block_tables[5, 31]  # within a split
     query = torch.cat([q[-1:] for q in run.q])
 
     def attend(rows: list[int]) -> torch.Tensor:
@@ -196,7 +196,7 @@ def test_rows_that_hold_the_same_blocks_read_them_together(
     assert torch.equal(attend(everyone[::-1]), together.flip(0))
 
 
-def test_companies_are_of_whole_pieces_and_of_those_who_hold_them() -> None:
+def test_shared_prefix_groups_are_of_whole_splits_and_their_readers() -> None:
     spec = spec_of(6, 2, 64)
     lengths = [600, 600, 256, 257, 769, 769, *[300] * 11]
     meta = paging.metadata([(1, n) for n in lengths], 16)
@@ -204,14 +204,14 @@ def test_companies_are_of_whole_pieces_and_of_those_who_hold_them() -> None:
     table[1:6, :16] = table[0, :16]
     table[5, 16:48] = table[4, 16:48]
     table[7:, :16] = table[6, :16]
-    parts = cpu._parts(meta, spec, 2)
-    found = cpu._companies(parts, meta, spec)
-    companies = sorted((piece, *map(int, some)) for piece, some in found)
-    # The third row writes to its first piece. Products have room for ten rows of three heads.
-    assert companies == [
+    blocks = cpu._query_blocks(meta, spec, 2)
+    found = cpu._shared_prefix_groups(blocks, meta, spec)
+    groups = sorted((split, *map(int, group)) for split, group in found)
+    # The third row writes to its first split. A product has rows for ten queries of three heads.
+    assert groups == [
         (0, 0, 1, 3, 4, 5), (0, *range(6, 12)), (0, *range(12, 17)), (1, 4, 5), (2, 4, 5),
     ]  # fmt: skip
-    assert not cpu._companies(parts, meta, spec_of(6, 2, 64, window=100))
+    assert not cpu._shared_prefix_groups(blocks, meta, spec_of(6, 2, 64, window=100))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,7 +48,10 @@ RUN_BY = {
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",
     "program": "graph",
-    "tiles": "gemm_bf16",
+    "activations": "fused_call",
+    "attention_kv": "attention",
+    "attention_softmax": "attention",
+    "tiles": "attention",
 }
 
 

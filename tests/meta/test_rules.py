@@ -81,22 +81,6 @@ def _logs(node: ast.AST) -> bool:
 
 _MAX_LINES = 80
 _MAX_KERNEL_PARAMETERS = 8
-# Functions of kernels that are still longer, or take more.
-LONGER = {
-    "kernels/cpu/attention.py:_softmax",
-    "kernels/cpu/attention.py:_placement",
-    "kernels/cpu/attention.py:attention",
-    "kernels/cpu/gemm_int8.py:product",
-}
-WIDER = {
-    "kernels/cpu/attention.py:_join",
-    "kernels/cpu/attention.py:softmax",
-    "kernels/cpu/attention.py:piece",
-    "kernels/cpu/gemm_int8.py:dots",
-    "kernels/cpu/gemm_int8.py:few",
-    "kernels/cpu/tiles.py:weighted",
-    "kernels/cpu/tiles.py:scores",
-}
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -108,18 +92,19 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def test_no_function_is_long() -> None:
     long = {name for name, f in functions() if (f.end_lineno or 0) - f.lineno >= _MAX_LINES}
-    assert long == LONGER
+    assert long == set()
 
 
 def test_no_function_of_a_kernel_takes_many_parameters() -> None:
-    """Of compiled code: its callers take what torch or a protocol asks for."""
+    """Of compiled code: its callers take what torch or a protocol asks for. The builder of an
+    emitter is none of its parameters."""
     wide = {
         name
         for name, f in functions()
         if name.startswith("kernels/cpu/") and _is_compiled(f)
-        and len(f.args.args) > _MAX_KERNEL_PARAMETERS
+        and len([a for a in f.args.args if a.arg != "b"]) > _MAX_KERNEL_PARAMETERS
     }  # fmt: skip
-    assert wide == WIDER
+    assert wide == set()
 
 
 def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

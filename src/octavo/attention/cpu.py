@@ -1,7 +1,8 @@
 """The CPU backend: paged attention over compiled kernels, the cache in 16, 32 or 8 bits.
 
-It divides a step into items of work once and runs them for each layer. Layout of the cache and
-numerics: see `kernels.cpu.attention`.
+It plans a step once and runs the plan for each layer. A plan is a list of work items: query blocks
+(some queries of one row) over ranges of KV splits. Layout of the cache and numerics: see
+`kernels.cpu.attention`; what an item says: `kernels.cpu.abi`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.kernel import address, empty, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16)
-_PRODUCTS = 8  # of 32 rows in an item at most: K and V of a piece are placed once for all
+_PRODUCTS = 8  # of 32 rows in a work item at most: K and V of a split are loaded once for all
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 _pack = abi.ATTENTION.packer()
@@ -95,19 +96,19 @@ class CpuAttention:
         Shapes as in `attend` and `write`; cos_sin as in `kernels.reference.rope`. What `key`
         holds afterwards is not defined.
         """
-        turned = _in_rows(query)
+        q = _in_rows(query)
         if cache.dtype not in (key.dtype, *cpu_ops.CODES):
             cpu_ops.rope_write(
-                turned, key, key, cos_sin, meta.positions, None, None, 1, q_norm, k_norm, eps
+                q, key, key, cos_sin, meta.positions, None, None, 1, q_norm, k_norm, eps
             )
             self.write(key, value, cache, meta)
         else:
             cpu_ops.rope_write(
-                turned, _in_rows(key), _in_rows(value), cos_sin, meta.positions, cache,
+                q, _in_rows(key), _in_rows(value), cos_sin, meta.positions, cache,
                 meta.slots, meta.block_size, q_norm, k_norm, eps,
             )  # fmt: skip
-        if turned is not query:
-            query.copy_(turned)
+        if q is not query:
+            query.copy_(q)
 
     def attend(
         self,
@@ -167,24 +168,29 @@ class CpuAttention:
         return self._steps[kind]
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
-        parts = _parts(meta, spec, openmp.threads())
-        items, counters, members, partial = _items(parts, spec, _companies(parts, meta, spec))
-        groups = spec.num_heads // spec.num_kv_heads
-        rows = int(parts.queries.max(initial=1)) * groups
-        size = abi.scratch_bytes(spec.head_dim, meta.block_size, rows, dtype.itemsize)
-        threads = min(parts.threads, len(items)) or 1
+        blocks = _query_blocks(meta, spec, openmp.threads())
+        plan = _work_items(blocks, spec, _shared_prefix_groups(blocks, meta, spec))
+        groups, dim = spec.num_heads // spec.num_kv_heads, abi.padded_dim(spec.head_dim)
+        depth = abi.padded_depth(spec.head_dim, cpu_ops.attention_kind(dtype, dtype) == "tiles")
+        rows = int(blocks.queries.max(initial=1)) * groups
+        layout = abi.scratch_layout(dim, depth, rows, meta.block_size, dtype.itemsize)
         team = openmp.threads()  # a captured step runs on all of it
-        if self._scratch.numel() < size * team:
-            self._scratch = torch.empty(size * team, dtype=torch.uint8)
-        shared, tables = np.empty(partial, np.float32), meta.block_tables
+        if self._scratch.numel() < layout.nbytes * team:
+            self._scratch = torch.empty(layout.nbytes * team, dtype=torch.uint8)
         step = self._step_record((meta.group, spec, dtype))
-        step[0] = (
-            items.ctypes.data, len(items), address(tables), address(self._scratch), size,
-            shared.ctypes.data, meta.block_size, spec.head_dim, spec.num_heads, spec.num_kv_heads,
-            spec.window or 0, spec.scale, spec.soft_cap or 0.0,
-        )  # fmt: skip
-        keep = (items, counters, members, shared, self._scratch)
-        return _Work(meta, Address(step.ctypes.data), threads, keep)
+        values = {
+            "items": plan.items.ctypes.data, "num_items": len(plan.items),
+            "tables": address(meta.block_tables),
+            "scratch": address(self._scratch), "scratch_size": layout.nbytes,
+            "block_size": meta.block_size, "window": spec.window or 0, "heads": spec.num_heads,
+            "kv_heads": spec.num_kv_heads, "groups": groups, "head_dim": spec.head_dim,
+            "dim": dim, "depth": depth, "at_o": layout.o, "at_stats": layout.stats,
+            "at_new": layout.new, "at_k": layout.k, "at_v": layout.v, "scale": spec.scale,
+            "cap": spec.soft_cap or 0.0,
+        }  # fmt: skip
+        step[0] = tuple(values[name] for name in abi.ATTENTION_STEP.names)
+        threads = min(blocks.threads, len(plan.items)) or 1
+        return _Work(meta, Address(step.ctypes.data), threads, (plan, self._scratch))
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -192,13 +198,17 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """Runs of queries of one row, each over the pieces first..last-1 of its keys, in arrays;
-    what `abi` says of an item. `shares`: items that share a part's pieces, per KV head."""
+class _QueryBlocks:
+    """Runs of queries of one row, each over the KV splits first..last - 1, in arrays [blocks].
+
+    token, position, table: see `abi.ATTENTION_ITEM`; row: in the step's metadata; shares: work
+    items that divide the splits, per KV head.
+    """
 
     token: Ints
     queries: Ints
     position: Ints
+    row: Ints
     table: Ints
     first: Ints
     last: Ints
@@ -206,10 +216,10 @@ class _Parts:
     threads: int
 
 
-def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts:
-    """Cut a step so that threads end together: a part has at most a quarter of a thread's share.
+def _query_blocks(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _QueryBlocks:
+    """Cut a step so that threads end together: an item has at most a quarter of a thread's share.
 
-    Work is counted in keys x products of 32 rows. A piece of 256 keys takes about 3 us with a
+    Work is counted in keys x products of 32 rows. A split of 256 keys takes about 3 us with a
     head of 64, so less than two of them is left to one thread, and none is cut smaller.
     """
     groups, heads = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads
@@ -221,109 +231,140 @@ def _parts(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _Parts
     if total * spec.head_dim < 2 * SPLIT_KEYS * 64:
         threads = 1
     most = max(SPLIT_KEYS, total // (4 * threads))
-    taken = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * QUERY_ROWS // groups
-    step = np.maximum(taken, 1)
-    parts = -(-counts // step)
-    row = np.repeat(np.arange(len(counts)), parts)
-    offset = (np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[row]
-    queries = np.minimum(step[row], counts[row] - offset)
+    fitting = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * QUERY_ROWS // groups
+    size = np.maximum(fitting, 1)
+    blocks = -(-counts // size)
+    row = np.repeat(np.arange(len(counts)), blocks)
+    offset = (np.arange(len(row)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * size[row]
+    queries = np.minimum(size[row], counts[row] - offset)
     position = lengths[row] - counts[row] + offset
     low = position - (spec.window or 0) + 1 if spec.window else np.zeros_like(position)
     first, last = np.maximum(low, 0) // SPLIT_KEYS, -(-(position + queries) // SPLIT_KEYS)
     shares = np.minimum(last - first, -(-(last - first) * SPLIT_KEYS // most))
     shares[queries * groups > QUERY_ROWS] = 1
     table = row * meta.block_tables.stride(0)
-    return _Parts(starts[row] + offset, queries, position, table, first, last, shares, threads)
+    return _QueryBlocks(
+        starts[row] + offset, queries, position, row, table, first, last, shares, threads
+    )
 
 
-def _companies(
-    parts: _Parts, meta: AttentionMetadata, spec: AttentionSpec
+def _shared_prefix_groups(
+    blocks: _QueryBlocks, meta: AttentionMetadata, spec: AttentionSpec
 ) -> list[tuple[int, Ints]]:
-    """(piece, parts of one query that see it whole and from the same blocks), piece by piece.
+    """(split, query blocks of one query that see it whole and in the same cache blocks), in order.
 
-    As many parts as one product has rows for. A part is in the companies of its first pieces
-    only, and never of its last one: there it writes.
+    A group has at most as many members as a product has rows for. Only the first splits of a
+    query are shared, and never its last, which this step writes to.
     """
     most = QUERY_ROWS * spec.num_kv_heads // spec.num_heads
-    whole = np.where(parts.queries == 1, parts.position // SPLIT_KEYS, 0)
-    left = np.flatnonzero(whole)
     if spec.window or most < 2:
         return []
-    blocks, tables = SPLIT_KEYS // meta.block_size, meta.block_tables.numpy()
-    rows = parts.table // meta.block_tables.stride(0)
+    whole = np.where(blocks.queries == 1, blocks.position // SPLIT_KEYS, 0)
+    left = np.flatnonzero(whole)
+    per_split, tables = SPLIT_KEYS // meta.block_size, meta.block_tables.numpy()
     found: list[tuple[int, Ints]] = []
-    piece = 0
+    split = 0
     while len(left) > 1:
-        held = tables[rows[left], piece * blocks : (piece + 1) * blocks]
-        if len(np.unique(held[:, 0])) == len(left):
+        cached = tables[blocks.row[left], split * per_split : (split + 1) * per_split]
+        if len(np.unique(cached[:, 0])) == len(left):
             break
-        _, which, counts = np.unique(held, axis=0, return_inverse=True, return_counts=True)
+        _, which, counts = np.unique(cached, axis=0, return_inverse=True, return_counts=True)
         same = np.split(left[np.argsort(which.ravel(), kind="stable")], np.cumsum(counts)[:-1])
         same = [members for members in same if len(members) > 1]
         for members in same:
             cut = np.array_split(members, -(-len(members) // most))
-            found += [(piece, some) for some in cut]
-        piece += 1
+            found += [(split, group) for group in cut]
+        split += 1
         left = np.concatenate(same) if same else left[:0]
-        left = left[whole[left] > piece]
+        left = left[whole[left] > split]
     return found
 
 
-def _items(
-    parts: _Parts, spec: AttentionSpec, companies: list[tuple[int, Ints]]
-) -> tuple[Records, Ints, Ints, int]:
-    """Items (see `kernels.cpu.abi`), the dearest first; their counters; the members of companies;
-    floats of what is shared."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Work items, sorted by cost, largest first, and the memory that they point to."""
+
+    items: Records
+    counters: Ints
+    members: Ints
+    partial: np.ndarray[Any, np.dtype[np.float32]]
+
+
+def _work_items(
+    blocks: _QueryBlocks, spec: AttentionSpec, prefix_groups: list[tuple[int, Ints]]
+) -> _Plan:
+    """Each query block's splits that it does not share, divided among its work items; then an
+    item for each shared-prefix group and KV head."""
     heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
-    together = np.zeros_like(parts.first)  # pieces of a part that are in companies
-    for _, some in companies:
-        together[some] += 1
-    begins = parts.first + together
-    own = np.minimum(parts.shares, parts.last - begins)
-    each = own * heads
-    part = np.repeat(np.arange(len(each)), each)
-    index = np.arange(len(part)) - np.repeat(np.cumsum(each) - each, each)
-    head, share = index // own[part], index % own[part]
-    pieces, group = (parts.last - begins)[part], part * heads + head
-    counters = np.zeros(len(each) * heads, np.int64)
-    shares = own + together
-    # AMX stores 16 rows at a time.
-    row_floats = -(-parts.queries * groups // 16) * 16 * abi.padded_dim(spec.head_dim)
-    floats = (parts.last - parts.first) * (row_floats + 2 * QUERY_ROWS)
-    floats = np.repeat(np.where(shares > 1, floats, 0), heads)
-    items = np.zeros(len(part) + len(companies) * heads, abi.ATTENTION_ITEM.dtype)
-    mine = items[: len(part)]
-    mine["token"], mine["num_queries"] = parts.token[part], parts.queries[part]
-    mine["position"], mine["table"] = parts.position[part], parts.table[part]
-    mine["kv_head"] = head
-    mine["split_begin"] = begins[part] + pieces * share // own[part]
-    mine["split_end"] = begins[part] + pieces * (share + 1) // own[part]
-    mine["counter"] = np.where(shares[part] > 1, counters.ctypes.data + 8 * group, 0)
-    mine["num_items"] = shares[part]
-    mine["block_begin"], mine["block_end"] = parts.first[part], parts.last[part]
-    mine["partial"] = (np.cumsum(floats) - floats)[group]
-    first_item = (np.cumsum(each) - each)[:, None] + np.arange(heads) * own[:, None]
-    lists = _add_companies(items[len(part) :], companies, parts, first_item)
+    shared = np.zeros_like(blocks.first)  # splits of a block that groups compute
+    for _, members in prefix_groups:
+        shared[members] += 1
+    begin = blocks.first + shared
+    own = np.minimum(blocks.shares, blocks.last - begin)  # items of a block and head
+    num_items = own + shared
+    block = np.repeat(np.arange(len(own)), own * heads)
+    first_item = np.cumsum(own * heads) - own * heads  # of a block
+    index = np.arange(len(block)) - first_item[block]
+    head, share = index // own[block], index % own[block]
+    counters = np.zeros(len(own) * heads, np.int64)
+    tall = -(-blocks.queries * groups // abi.TILE_ROWS) * abi.TILE_ROWS
+    partial_floats = tall * abi.padded_dim(spec.head_dim) + 2 * QUERY_ROWS  # of a split
+    floats = np.where(num_items > 1, (blocks.last - blocks.first) * partial_floats, 0)
+    floats = np.repeat(floats, heads)  # of a block and head
+    partial = np.empty(int(floats.sum()), np.float32)
+    at, splits = block * heads + head, (blocks.last - begin)[block]
+    items = np.zeros(len(block) + len(prefix_groups) * heads, abi.ATTENTION_ITEM.dtype)
+    mine = items[: len(block)]
+    mine["token"], mine["num_queries"] = blocks.token[block], blocks.queries[block]
+    mine["rows"], mine["position"] = blocks.queries[block] * groups, blocks.position[block]
+    mine["kv_head"], mine["table"] = head, blocks.table[block]
+    mine["split_begin"] = begin[block] + splits * share // own[block]
+    mine["split_end"] = begin[block] + splits * (share + 1) // own[block]
+    mine["counter"] = np.where(num_items[block] > 1, counters.ctypes.data + 8 * at, 0)
+    mine["num_items"] = num_items[block]
+    mine["block_begin"], mine["block_end"] = blocks.first[block], blocks.last[block]
+    mine["partial"] = partial.ctypes.data + 4 * (np.cumsum(floats) - floats)[at]
+    mine["partial_bytes"] = 4 * partial_floats[block]
+    if not prefix_groups:
+        return _Plan(items[_by_cost(items)], counters, np.empty(0, np.int64), partial)
+    first_items: Ints = first_item[:, None] + np.arange(heads) * own[:, None]
+    numbers = _add_prefix_groups(items[len(block) :], prefix_groups, blocks, first_items, groups)
+    order = _by_cost(items)
+    items = items[order]
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    addresses = items.ctypes.data + place[np.concatenate(numbers)] * items.itemsize
+    sizes = np.array([len(group) for group in numbers], np.int64)
+    items["members"][place[len(block) :]] = addresses.ctypes.data + 8 * (np.cumsum(sizes) - sizes)
+    return _Plan(items, counters, addresses, partial)
+
+
+def _by_cost(items: Records) -> Ints:
+    """The order that starts with what takes longest."""
     cost = items["num_queries"] * (items["split_end"] - items["split_begin"])
-    order = np.argsort(-cost, kind="stable")
-    items, place = items[order], np.argsort(order)
-    members = items.ctypes.data + place[np.concatenate(lists)] * items.itemsize
-    sizes = np.array([len(some) for some in lists[1:]], np.int64)
-    items["members"][place[len(part) :]] = members.ctypes.data + 8 * (np.cumsum(sizes) - sizes)
-    return items, counters, members, int(floats.sum())
+    return np.argsort(-cost, kind="stable")
 
 
-def _add_companies(
-    items: Records, companies: list[tuple[int, Ints]], parts: _Parts, first_item: Ints
+def _add_prefix_groups(
+    items: Records,
+    prefix_groups: list[tuple[int, Ints]],
+    blocks: _QueryBlocks,
+    first_items: Ints,
+    groups: int,
 ) -> list[Ints]:
-    """Write an item for each company and KV head; an empty list, and of each the numbers of an
-    item of its members. first_item: [parts, heads], the number of a part's first item."""
-    lists = [np.empty(0, np.int64)]
-    for piece, some in companies:
-        for head in range(first_item.shape[1]):
-            item = items[len(lists) - 1]
-            item["num_queries"], item["position"] = len(some), (piece + 1) * SPLIT_KEYS
-            item["kv_head"], item["table"] = head, parts.table[some[0]]
-            item["split_begin"], item["split_end"] = piece, piece + 1
-            lists.append(first_item[some, head])
-    return lists
+    """Write an item for each group and KV head; of each, the numbers of an item of its members.
+
+    first_items: [query blocks, heads], the number of the first item of each; groups: query heads
+    of a KV head.
+    """
+    members: list[Ints] = []
+    heads = first_items.shape[1]
+    for split, group in prefix_groups:
+        for head in range(heads):
+            item = items[len(members)]
+            item["num_queries"], item["rows"] = len(group), len(group) * groups
+            item["position"] = (split + 1) * SPLIT_KEYS
+            item["kv_head"], item["table"] = head, blocks.table[group[0]]
+            item["split_begin"], item["split_end"] = split, split + 1
+            members.append(first_items[group, head])
+    return members

@@ -19,8 +19,11 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 class GatedProduct(Protocol):
     """What a product may offer beside its call: the activation of a gated MLP in the same pass."""
 
-    def gated(self) -> Product | None:
-        """x -> silu(gate) * up of a weight of gate over up; None if it has no such form."""
+    def gated(self, activation: str) -> Product | None:
+        """x -> activation(gate) * up of a weight of gate over up; None if it has no such form.
+
+        activation: "silu" or "gelu_tanh".
+        """
         ...
 
 

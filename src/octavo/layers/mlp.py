@@ -18,9 +18,8 @@ class GatedMLP:
     def __init__(
         self, ops: Ops, gate_up: Product, down: Product, activation: Activation = "silu"
     ) -> None:
-        silu = activation == "silu"
-        activate = ops.silu_and_mul if silu else ops.gelu_and_mul
-        fused = gate_up.gated() if silu and isinstance(gate_up, GatedProduct) else None
+        activate = ops.silu_and_mul if activation == "silu" else ops.gelu_and_mul
+        fused = gate_up.gated(activation) if isinstance(gate_up, GatedProduct) else None
         self._gate: Product = fused or (lambda x: activate(gate_up(x)))
         self._down = down
 

@@ -49,7 +49,7 @@ def test_dense_products(tmp_path: Path) -> None:
     [
         ("attention/test_cpu.py", "tiles or threads or views or dtype"),
         ("kernels/cpu/test_gemm_int8.py", ""),
-        ("runner/test_graphs.py", ""),
+        ("runner/test_steps.py", ""),
     ],
 )
 def test_everything_that_needs_amx(file: str, chosen: str, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Products on AMX: right to the rounding of bfloat16, and a row's bits its own."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,13 +37,17 @@ def test_it_is_right_at_odd_shapes(columns: int, depth: int, has_bias: bool) -> 
         assert_rounded(product(x[:rows]), exact[:rows], terms[:rows])
 
 
+ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("inner", "depth"), [(32, 32), (48, 64), (1536, 576)])
-def test_the_activation_of_a_gated_mlp_comes_with_it(inner: int, depth: int) -> None:
+def test_the_activation_of_a_gated_mlp_is_fused(inner: int, depth: int, activation: str) -> None:
     w, x = drawn(2 * inner, depth) / 16, drawn(max(ROWS), depth, seed=2)
-    product = TiledWeight(w).gated()
+    product = TiledWeight(w).gated(activation)
     assert product is not None
     gate, up = F.linear(x.double(), w.double()).chunk(2, dim=1)
-    exact = F.silu(gate) * up
+    exact = ACTIVATIONS[activation](gate) * up
     for rows in ROWS:
         found = product(x[:rows])
         assert found.shape == (rows, inner)
@@ -49,8 +55,12 @@ def test_the_activation_of_a_gated_mlp_comes_with_it(inner: int, depth: int) -> 
 
 
 def test_halves_off_the_tiles_or_with_a_bias_are_not_fused() -> None:
-    assert TiledWeight(drawn(48, 32)).gated() is None
-    assert TiledWeight(drawn(64, 32), drawn(64)).gated() is None
+    assert TiledWeight(drawn(48, 32)).gated("silu") is None
+    assert TiledWeight(drawn(64, 32), drawn(64)).gated("silu") is None
+
+
+def test_an_activation_that_the_kernel_does_not_have_is_not_fused() -> None:
+    assert TiledWeight(drawn(64, 32)).gated("relu") is None
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(96, 576), (576, 1536), (64, 4864)])

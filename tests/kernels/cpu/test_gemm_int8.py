@@ -13,7 +13,7 @@ from octavo.kernels.cpu import openmp, target
 from octavo.kernels.cpu.gemm_int8_call import (
     PackedWeight,
     QuantizedWeight,
-    Room,
+    Workspace,
     pack_int4,
     pack_int8,
 )
@@ -73,7 +73,7 @@ def test_it_equals_the_reference_at_odd_shapes(make, shape, dtype):
     packed, q, scale = make(*shape)
     x, bias = drawn(max(ROWS), shape[1], seed=4, dtype=dtype), drawn(shape[0], seed=5, dtype=dtype)
     for added in (None, bias):
-        product = QuantizedWeight(packed, added, dtype, Room())
+        product = QuantizedWeight(packed, added, dtype, Workspace())
         wanted = reference.quantized_linear(x, q, scale, added)
         for rows in ROWS:
             check(product(x[:rows]), wanted[:rows])
@@ -84,32 +84,39 @@ def test_groups_of_codes(group):
     packed, q, scale = int4(32, 224, group)
     x = drawn(5, 224)
     wanted = reference.quantized_linear(x, q, scale)
-    check(QuantizedWeight(packed, None, torch.float32, Room())(x), wanted)
+    check(QuantizedWeight(packed, None, torch.float32, Workspace())(x), wanted)
 
 
 @pytest.mark.parametrize("make", [int8, int4])
 @pytest.mark.parametrize("inner", [16, 48, 800])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_activation_of_a_gated_mlp_comes_with_it(make, inner, biased):
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_activation_of_a_gated_mlp_is_fused(make, inner, biased, activation):
     packed, q, scale = make(2 * inner, 96)
     bias = drawn(2 * inner, seed=5) if biased else None
-    product = QuantizedWeight(packed, bias, torch.float32, Room()).gated()
+    product = QuantizedWeight(packed, bias, torch.float32, Workspace()).gated(activation)
     x = drawn(300, 96)
-    wanted = reference.silu_and_mul(reference.quantized_linear(x, q, scale, bias))
+    activate = reference.silu_and_mul if activation == "silu" else reference.gelu_and_mul
+    wanted = activate(reference.quantized_linear(x, q, scale, bias))
     for rows in (1, 5, 300):
         check(product(x[:rows]), wanted[:rows], rtol=1e-5)
 
 
 def test_halves_that_are_no_whole_panels_are_not_fused():
     packed, _, _ = int8(48, 64)
-    assert QuantizedWeight(packed, None, torch.float32, Room()).gated() is None
+    assert QuantizedWeight(packed, None, torch.float32, Workspace()).gated("silu") is None
+
+
+def test_an_activation_that_the_kernel_does_not_have_is_not_fused():
+    packed, _, _ = int8(64, 64)
+    assert QuantizedWeight(packed, None, torch.float32, Workspace()).gated("relu") is None
 
 
 @pytest.mark.parametrize("make", [int8, int4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(make, dtype, monkeypatch):
     packed, _, _ = make(352, 1600)
-    product, x = QuantizedWeight(packed, None, dtype, Room()), drawn(300, 1600, dtype=dtype)
+    product, x = QuantizedWeight(packed, None, dtype, Workspace()), drawn(300, 1600, dtype=dtype)
     monkeypatch.setattr(openmp, "threads", lambda: 2)
     together = product(x)
     monkeypatch.setattr(openmp, "threads", lambda: 1)
@@ -122,13 +129,13 @@ def test_vectors_and_tiles_give_the_same_bits(monkeypatch):
     x, found = drawn(40, 200), []
     for unit in UNITS:
         monkeypatch.setattr(target, "int8_unit", lambda unit=unit: unit)
-        found.append(QuantizedWeight(packed, None, torch.float32, Room())(x))
+        found.append(QuantizedWeight(packed, None, torch.float32, Workspace())(x))
     assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_rows_with_gaps_zero_rows_and_rows_without_a_number():
     packed, q, scale = int8(40, 64)
-    product = QuantizedWeight(packed, None, torch.float32, Room())
+    product = QuantizedWeight(packed, None, torch.float32, Workspace())
     wide = drawn(6, 200)
     x = wide[:, 70:134]
     check(product(x), reference.quantized_linear(x, q, scale))

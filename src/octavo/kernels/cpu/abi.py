@@ -4,6 +4,8 @@ Each is declared once, by field and kind (see `arguments`). Free of Numba, so th
 kernels can be called without importing it.
 """
 
+from dataclasses import dataclass
+
 from octavo.kernels.cpu.arguments import Arguments, Kind, Record
 
 _COUNTER, _POINTER, _I64, _F64 = Kind.COUNTER, Kind.POINTER, Kind.I64, Kind.F64
@@ -22,41 +24,52 @@ ATTENTION = Arguments(
 )  # fmt: skip
 
 # What all layers of one kind share in a step, written anew for each step at the same address.
-# items: ATTENTION_ITEMs; tables: int32 block tables; scratch_size: bytes of each thread; partial:
-# float32 partial results of KV splits; window: 0 for none; cap: 0 for none.
+# items: ATTENTION_ITEMs; tables: int32 block tables; scratch_size: bytes of each thread; window:
+# 0 for none; groups: query heads of a KV head; dim, depth: of a head as V and K are read (see
+# `padded_dim`); at_...: places in a thread's scratch (see `scratch_layout`); cap: 0 for none.
 ATTENTION_STEP = Record(
     items=_POINTER, num_items=_I64, tables=_POINTER, scratch=_POINTER, scratch_size=_I64,
-    partial=_POINTER, block_size=_I64, head_dim=_I64, heads=_I64, kv_heads=_I64, window=_I64,
-    scale=_F64, cap=_F64,
+    block_size=_I64, window=_I64, heads=_I64, kv_heads=_I64, groups=_I64, head_dim=_I64, dim=_I64,
+    depth=_I64, at_o=_I64, at_stats=_I64, at_new=_I64, at_k=_I64, at_v=_I64, scale=_F64, cap=_F64,
 )  # fmt: skip
 
 # A work item: a query block (some queries of one row) and one KV head over a range of KV splits.
-# token: the first query's place in the step; position: its place in the sequence; table: the
-# row's block table, an entry counted from `tables`; split_begin..split_end - 1: the item's
-# splits. Where num_items items share the splits of a query block, counter is the address of
-# their common counter, block_begin..block_end - 1 are all splits of the block, and partial (in
-# float32 from the step's `partial`) is where o [rows up to 16s, dim], m [QUERY_ROWS] and
-# l [QUERY_ROWS] of each split are kept; else counter is 0. members: 0; or the item is the part of
-# a shared-prefix group: one split that the single query of each of num_queries rows sees whole,
-# and members the address of the addresses of one item of each of these.
+# token: the first query's place in the step; position: its place in the sequence; rows: of its
+# products, num_queries x groups; table: the row's block table, an entry counted from `tables`;
+# split_begin..split_end - 1: the item's splits. Where num_items items divide the splits of a query
+# block, counter is their common counter, block_begin..block_end - 1 are all splits of the block,
+# and partial is where o [rows up to 16s, dim], m [QUERY_ROWS] and l [QUERY_ROWS] of each split
+# are kept, partial_bytes of memory each; else counter is 0. members: 0; or the item is the part of a shared-prefix group:
+# one split that the single query of each of num_queries rows sees whole, and members is the
+# address of the addresses of one item of each of these.
 ATTENTION_ITEM = Record(
-    token=_I64, num_queries=_I64, position=_I64, kv_head=_I64, table=_I64, split_begin=_I64,
-    split_end=_I64, counter=_POINTER, num_items=_I64, block_begin=_I64, block_end=_I64,
-    partial=_I64, members=_POINTER,
+    token=_I64, num_queries=_I64, rows=_I64, position=_I64, kv_head=_I64, table=_I64,
+    split_begin=_I64, split_end=_I64, counter=_POINTER, num_items=_I64, block_begin=_I64,
+    block_end=_I64, partial=_POINTER, partial_bytes=_I64, members=_POINTER,
 )  # fmt: skip
 
-# A thread's scratch: fixed parts, then at REST those that depend on the shape.
-CONFIG, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 1088, 2112, 2368, 2624, 4672
+# The KV split that a thread works on: its keys start..start + count - 1, bytes from word to word
+# of K, and keys in a piece of V (0: V is not loaded yet).
+ATTENTION_SPLIT = Record(start=_I64, count=_I64, k_stride=_I64, v_keys=_I64)
+
+# A thread's scratch: fixed parts, then from Q on those of `scratch_layout`.
+CONFIG, SPLIT, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 128, 1152, 2176, 2432, 2688, 4736
 K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # those of a KV split, float32; then those of V
 V_SCALES = K_SCALES + SPLIT_KEYS * 4
-REST = V_SCALES + SPLIT_KEYS * 4
+Q = V_SCALES + SPLIT_KEYS * 4
 RUN = 16  # keys of a cache of codes whose K lies together
 SCALE_BYTES = 4  # of one key or value of a cache of codes
+TILE_ROWS = 16  # rows that AMX stores together
 
 
 def padded_dim(head_dim: int) -> int:
     """Dimensions of a head as they lie in the cache."""
-    return -(-head_dim // 16) * 16
+    return _round_up(head_dim, 16)
+
+
+def padded_depth(head_dim: int, tiles: bool) -> int:
+    """Dimensions of a head of K as products read it: on AMX 32 at a time."""
+    return _round_up(head_dim, 32 if tiles else 16)
 
 
 def head_bytes(head_dim: int, block_size: int) -> int:
@@ -64,12 +77,39 @@ def head_bytes(head_dim: int, block_size: int) -> int:
     return 2 * block_size * (padded_dim(head_dim) + SCALE_BYTES)
 
 
-def scratch_bytes(head_dim: int, block_size: int, rows: int, itemsize: int) -> int:
-    """Bytes of scratch of one thread for items of up to `rows` rows (queries x groups)."""
-    dim, rows = -(-head_dim // 32) * 32, -(-rows // QUERY_ROWS) * QUERY_ROWS
-    q_and_sums = rows * dim * (itemsize + 4) + rows * 8
-    gathered = 2 * SPLIT_KEYS * dim * itemsize + block_size * dim * itemsize
-    return (REST + q_and_sums + QUERY_ROWS * dim * 4 + gathered + 4095) // 4096 * 4096
+@dataclass(frozen=True, slots=True)
+class ScratchLayout:
+    """Places in a thread's scratch that depend on the step; `nbytes`: all of it.
+
+    Q holds queries [rows, depth]. o [rows, dim] float32 and stats (m and l of QUERY_ROWS rows,
+    then of the next) are accumulators; new: o of one KV split for QUERY_ROWS rows, whose m and l
+    are at STATS; k, v: keys and values of a split that are not read where they lie.
+    """
+
+    o: int
+    stats: int
+    new: int
+    k: int
+    v: int
+    nbytes: int
+
+
+def scratch_layout(
+    dim: int, depth: int, rows: int, block_size: int, itemsize: int
+) -> ScratchLayout:
+    """For work items of up to `rows` rows; itemsize: bytes of a value of Q."""
+    rows = _round_up(rows, QUERY_ROWS)
+    o = Q + rows * depth * itemsize
+    stats = o + rows * dim * 4
+    new = stats + rows * 8
+    k = new + QUERY_ROWS * dim * 4
+    v = k + SPLIT_KEYS * depth * itemsize
+    end = v + (SPLIT_KEYS + block_size) * dim * itemsize
+    return ScratchLayout(o, stats, new, k, v, _round_up(end, 4096))
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 # -- fused kernels (see `fused`) ----------------------------------------------------------------
@@ -102,6 +142,8 @@ ROPE_WRITE = Arguments(
     half=_I64, positions=_POINTER, cache=_POINTER, slots=_POINTER, block_size=_I64, head_dim=_I64,
     heads=_I64, kv_heads=_I64, q_norm=_POINTER, k_norm=_POINTER, eps=_F64,
 )  # fmt: skip
+
+ACTIVATIONS = ("silu", "gelu_tanh")  # those that GEMMs of gate over up can apply
 
 # -- GEMM in bfloat16 (see `gemm_bf16`) ---------------------------------------------------------
 
@@ -170,17 +212,3 @@ SAMPLING_ITEM = Record(
     row=_I64, temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, seed=Kind.U64, index=_I64,
     position=_I64, token=_I64, status=_I64, rank=_I64,
 )  # fmt: skip
-
-# Offsets by the names that `gemm_bf16` and `gemm_int8` still use.
-ROWS = 16
-COUNTER = 0
-(
-    L_X, L_X_STRIDE, L_W, L_OUT, L_OUT_STRIDE, L_BIAS, L_ROWS, L_TURNS, L_BLOCKS, L_COLUMNS,
-    L_TALL, L_WIDE,
-) = range(16, 16 + 12 * 8, 8)  # fmt: skip
-Q_TAKEN = 8
-(
-    Q_DONE, Q_THREAD, Q_X, Q_X_STRIDE, Q_IN, Q_OUT, Q_OUT_SIZE, Q_WEIGHTS, Q_SCALES, Q_ADDED,
-    Q_BIAS, Q_FACTORS, Q_NUM_GROUPS, Q_GROUP, Q_Q, Q_Q_STRIDE, Q_S, Q_SCRATCH, Q_SCRATCH_SIZE,
-) = range(24, 24 + 19 * 8, 8)  # fmt: skip
-Q_ROWS = GEMM_INT8_ROWS

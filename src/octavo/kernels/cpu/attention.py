@@ -2,14 +2,15 @@
 
     out[t, h] = sum over keys of softmax(scale * q[t, h] . k[key, g]) * v[key, g],  g = h // groups
 
-The keys of a sequence are cut at fixed places, every KEYS of them. Each piece gives a maximum m,
-a sum l of exp(score - m), and a weighted sum o; pieces are joined in order:
+The keys of a sequence are cut at fixed places, every SPLIT_KEYS of them. Each KV split gives a
+maximum m, a sum l of exp(score - m), and a weighted sum o; splits are joined in order:
 
     M = max(m, m');  l = l e^(m - M) + l' e^(m' - M);  o = o e^(m - M) + o' e^(m' - M)
 
 So a query's result depends on its sequence and position alone: not on the other rows, on how a
-prompt was chunked, on the number of threads, nor on whether its pieces were shared among threads
-(then the last one to finish joins them, in the same order). Masked keys add exact zeros.
+prompt was chunked, on the number of threads, nor on whether several threads worked on its splits
+(then the last one to finish joins the partial results, in the same order). Masked keys add exact
+zeros.
 
 Cache of a layer: [blocks, kv_heads, 2, block_size * dim] with dim = head_dim rounded up to 16.
 In 32-bit words (a pair of neighbouring bfloat16, or one float32) K is [dim / pair][block_size],
@@ -19,13 +20,15 @@ sequence may hold anything, NaN too: scores are masked, and V's last block is co
 
 A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as [block_size / RUN][dim][RUN]
 with RUN = min(16, block_size), V as [block_size][dim], then float32 scales [block_size] of K and of
-V. The codes of a piece are decoded to words in scratch, which is exact, once for all rows of an
-item; K's scales go on the scores, V's on the weights.
+V. The codes of a split are decoded to words in scratch, which is exact, once for all rows of a
+work item; K's scales go on the scores, V's on the weights.
 
-An item of work is some queries of one row for one KV head over a range of pieces. The queries
-and the heads of the group are the rows of its products: row r is query r // groups. Where rows that
-decode have the same blocks (a prefix of theirs was cached, or they are choices of one prompt), a
-piece of these is an item of its own for all of them: its keys are read once.
+A work item is a query block (queries of one row, for one KV head) over a range of KV splits. The
+queries and the heads of the group are the rows of its products: row r is query r // groups. Where
+rows that decode have the same blocks (a prefix of theirs was cached, or they are choices of one
+prompt), a split of these is a work item of its own for all of them: its keys are read once.
+Everything that depends only on the step (sizes, the layout of a thread's scratch) is computed by
+the caller (see `abi.ATTENTION_STEP`).
 """
 
 from typing import Any
@@ -35,568 +38,271 @@ from numba import types
 
 from octavo.kernels.cpu import abi, amx
 from octavo.kernels.cpu import tiles as cpu_tiles
+from octavo.kernels.cpu.attention_kv import decode_k, decode_v, load_k, load_v
+from octavo.kernels.cpu.attention_softmax import init_accumulators, join, softmax
 from octavo.kernels.cpu.simd import (
     LANES,
-    Vec,
     copy,
-    decode,
-    fetch,
-    get32,
-    getd,
     getf,
     geti,
     jit,
-    set32,
     setf,
     seth,
     seti,
     take,
-    vadd,
-    vdiv,
-    vexp2,
-    vexp2_rough,
-    vfma,
-    vkeep,
     vload,
-    vmax,
-    vmin,
     vmul,
     vsplat,
     vstore,
-    vstore2,
     vstoreh,
-    vstoreh2,
-    vsub,
-    vsum,
-    vtop,
     zero,
-)  # fmt: skip
+)
 
 _CALL, _STEP, _ITEM = abi.ATTENTION.offset, abi.ATTENTION_STEP.offset, abi.ATTENTION_ITEM.offset
+_SPLIT = abi.ATTENTION_SPLIT.offset
 _ITEM_BYTES = abi.ATTENTION_ITEM.nbytes
-_LOG2E = 1.4426950408889634
-_NONE = np.float32(-1e30)  # below any score; finite, so that two of them can be subtracted
+_L = abi.QUERY_ROWS * 4  # from m to l in the statistics of QUERY_ROWS rows
 _ONE = np.float32(1.0)
-_AHEAD = 4  # runs of codes that are asked for before they are decoded
 
 
-@jit(returns=types.int64)
-def of_step(a, field):
-    """A field of the step, which all layers of one kind share."""
-    return geti(geti(a + _CALL.step) + field)
-
-
-@jit(returns=types.int64)
-def groups_of(a):
-    """Query heads of a KV head."""
-    return of_step(a, _STEP.heads) // of_step(a, _STEP.kv_heads)
-
-
-@jit
-def _squash(s, first, end, cap, factor):
-    """s = cap * tanh(s * factor), with factor = scale / cap, in vectors first..end-1."""
-    one, two = vsplat(_ONE), vsplat(np.float32(2.0))
-    limit, most = vsplat(np.float32(factor * 2.0 * _LOG2E)), vsplat(np.float32(100.0))
-    for v in range(first, end):
-        here = s + v * LANES * 4
-        power = vexp2(vmin(vmul(vload(here), limit), most))  # e^2x; tanh x = 1 - 2 / (e^2x + 1)
-        tanh = vsub(one, vdiv(two, vadd(power, one)))
-        vstore(here, vmul(tanh, vsplat(np.float32(cap))))
-
-
-def _softmax(half: bool, coded: bool) -> Any:
-    size, step = (2 if half else 4), 4 * LANES
-    put, exp2 = (vstoreh2, vexp2_rough) if half else (vstore2, vexp2)
-
-    @jit(returns=types.float32)
-    def peak(s, low, high, factor):
-        """Mask a row of scores outside low..high-1, up to whole steps; returns its maximum."""
-        first, end = low // step * 4, (high + step - 1) // step * 4  # in vectors
-        for v in range(first, (low + LANES - 1) // LANES):
-            here = s + v * LANES * 4
-            vstore(here, vkeep(vload(here), low - v * LANES, LANES, _NONE))
-        for v in range(high // LANES, end):
-            here = s + v * LANES * 4
-            vstore(here, vkeep(vload(here), 0, high - v * LANES, _NONE))
-        t0 = t1 = t2 = t3 = vsplat(_NONE)
-        for here in range(s + first * LANES * 4, s + end * LANES * 4, step * 4):
-            t0, t1 = vmax(vload(here), t0), vmax(vload(here + LANES * 4), t1)
-            t2, t3 = vmax(vload(here + LANES * 8), t2), vmax(vload(here + LANES * 12), t3)
-        return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
-
-    @jit(returns=Vec)
-    def scaled(w, scales, index):
-        return vmul(w, vload(scales + index * LANES * 4)) if coded else w
+def _load_queries(half: bool) -> Any:
+    size = 2 if half else 4
 
     @jit
-    def descale(s, low, high, scales):
-        for v in range(low // step * 4, (high + step - 1) // step * 4):
-            vstore(s + v * LANES * 4, scaled(vload(s + v * LANES * 4), scales, v))
-
-    @jit(returns=Vec)
-    def weights(s, low, high, filled, factor, m, scales):
-        """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
-        Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order.
-        What is stored has V's scales on it."""
-        first, end = low // step * 4, (high + step - 1) // step * 4
-        slope, shift = vsplat(factor), vsplat(-m)
-        t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
-        to = s + first * LANES * size
-        for here in range(s + first * LANES * 4, s + end * LANES * 4, step * 4):
-            w0 = exp2(vfma(vload(here), slope, shift))
-            w1 = exp2(vfma(vload(here + LANES * 4), slope, shift))
-            w2 = exp2(vfma(vload(here + LANES * 8), slope, shift))
-            w3 = exp2(vfma(vload(here + LANES * 12), slope, shift))
-            t0, t1, t2, t3 = vadd(t0, w0), vadd(t1, w1), vadd(t2, w2), vadd(t3, w3)
-            v = (here - s) // (LANES * 4)
-            put(to, scaled(w0, scales, v), scaled(w1, scales, v + 1))
-            put(to + step // 2 * size, scaled(w2, scales, v + 2), scaled(w3, scales, v + 3))
-            to += step * size
-        if first > 0:
-            zero(s, first * LANES * size)
-        if end * LANES < filled:
-            zero(s + end * LANES * size, (filled - end * LANES) * size)
-        return vadd(vadd(t0, t1), vadd(t2, t3))
+    def load_item(a, item, to):
+        """Rows of Q of an item, one after the other, each padded with zeros to `depth`."""
+        step = geti(a + _CALL.step)
+        used, depth = geti(step + _STEP.head_dim) * size, geti(step + _STEP.depth) * size
+        groups, q_stride = geti(step + _STEP.groups), geti(a + _CALL.q_stride)
+        here = geti(a + _CALL.q) + geti(item + _ITEM.token) * q_stride
+        here += geti(item + _ITEM.kv_head) * groups * used
+        for _ in range(geti(item + _ITEM.num_queries)):
+            for g in range(groups):
+                copy(to, here + g * used, used)
+                zero(to + used, depth - used)
+                to += depth
+            here += q_stride
 
     @jit
-    def softmax(scratch, rows, first, groups, window, filled, scale, cap, m, l):  # noqa: E741
-        """Scores of `rows` rows to weights, in place; m (in base 2) and l of each.
+    def load_queries(a, item, scratch):
+        """Those of an item, or of the members of a shared-prefix group."""
+        step, members = geti(a + _CALL.step), geti(item + _ITEM.members)
+        if members == 0:
+            load_item(a, item, scratch + abi.Q)
+            return
+        row_bytes = geti(step + _STEP.groups) * geti(step + _STEP.depth) * size
+        for i in range(geti(item + _ITEM.num_queries)):
+            load_item(a, geti(members + 8 * i), scratch + abi.Q + i * row_bytes)
 
-        Row r is query (first + r) // groups, counted so that query i sees the keys up to i. Three
-        passes over the rows, so that no row waits for the sum of the one before.
-        """
-        factor = np.float32((scale if cap == 0.0 else 1.0) * _LOG2E)
-        s, room = scratch + abi.S, scratch + abi.SUMS
-        for r in range(rows):
-            high = (first + r) // groups + 1
-            low = max(0, high - window) if window > 0 else 0
-            row, high = s + r * abi.SCORE_STRIDE, min(high, abi.SPLIT_KEYS)
-            top = _NONE
-            if low < high:
-                if coded:
-                    descale(row, low, high, scratch + abi.K_SCALES)
-                if cap > 0.0:
-                    begin, end = low // step * 4, (high + step - 1) // step * 4
-                    _squash(row, begin, end, cap, scale / cap)
-                top = peak(row, low, high, factor)
-            setf(m + 4 * r, top)
-        for r in range(rows):
-            high = (first + r) // groups + 1
-            low = max(0, high - window) if window > 0 else 0
-            row, high = s + r * abi.SCORE_STRIDE, min(high, abi.SPLIT_KEYS)
-            total = vsplat(np.float32(0.0))
-            if low < high:
-                scales = scratch + abi.V_SCALES
-                total = weights(row, low, high, filled, factor, getf(m + 4 * r), scales)
-            else:
-                zero(row, filled * size)
-            vstore(room + r * LANES * 4, total)
-        for r in range(rows):
-            setf(l + 4 * r, vsum(vload(room + r * LANES * 4)))
-
-    return softmax
+    return load_queries
 
 
-@jit
-def _join(o, m, l, new_o, new_m, new_l, rows, dim, room):  # noqa: E741
-    """Join a piece (new_...) to what up to SUB rows have so far. A row that saw nothing yet, or
-    sees nothing of this piece, has l = 0, o = 0 and a least m."""
-    for i in range(0, rows * 4, LANES * 4):
-        old, new = vload(m + i), vload(new_m + i)
-        top = vmax(old, new)
-        a, b = vexp2(vsub(old, top)), vexp2(vsub(new, top))
-        vstore(room + i, a)
-        vstore(room + abi.QUERY_ROWS * 4 + i, b)
-        vstore(m + i, top)
-        vstore(l + i, vfma(vload(l + i), a, vmul(vload(new_l + i), b)))
-    for r in range(rows):
-        a, b = vsplat(getf(room + 4 * r)), vsplat(getf(room + abi.QUERY_ROWS * 4 + 4 * r))
-        for i in range(r * dim * 4, (r + 1) * dim * 4, LANES * 4):
-            vstore(o + i, vfma(vload(o + i), a, vmul(vload(new_o + i), b)))
-
-
-def _finish(half: bool) -> Any:
+def _store_output(half: bool) -> Any:
     size = 2 if half else 4
     put, put_one = (vstoreh, seth) if half else (vstore, setf)
 
     @jit
-    def finish(a, item, o, l, dim):  # noqa: E741
-        """out = o / l for the rows of an item."""
-        heads, head_dim = of_step(a, _STEP.heads), of_step(a, _STEP.head_dim)
-        groups = heads // of_step(a, _STEP.kv_heads)
-        for r in range(geti(item + _ITEM.num_queries) * groups):
-            row = (geti(item + _ITEM.token) + r // groups) * heads
-            head = geti(item + _ITEM.kv_head) * groups + r % groups
-            to = geti(a + _CALL.out) + (row + head) * head_dim * size
-            here, factor = o + r * dim * 4, _ONE / getf(l + 4 * r)
-            whole = head_dim // LANES * LANES
+    def store_output(a, item, scratch):
+        """out = o / l for the rows of an item, from the accumulators."""
+        step = geti(a + _CALL.step)
+        head_dim, groups = geti(step + _STEP.head_dim), geti(step + _STEP.groups)
+        o, stats = scratch + geti(step + _STEP.at_o), scratch + geti(step + _STEP.at_stats)
+        first, whole = geti(item + _ITEM.kv_head) * groups, head_dim // LANES * LANES
+        for r in range(geti(item + _ITEM.rows)):
+            token = geti(item + _ITEM.token) + r // groups
+            head = token * geti(step + _STEP.heads) + first + r % groups
+            to, here = (
+                geti(a + _CALL.out) + head * head_dim * size,
+                o + r * geti(step + _STEP.dim) * 4,
+            )
+            block = stats + r // abi.QUERY_ROWS * 2 * _L
+            factor = _ONE / getf(block + _L + r % abi.QUERY_ROWS * 4)
             for i in range(0, whole, LANES):
                 put(to + i * size, vmul(vload(here + i * 4), vsplat(factor)))
             for i in range(whole, head_dim):
                 put_one(to + i * size, getf(here + i * 4) * factor)
 
-    return finish
+    return store_output
 
 
-def _placement(half: bool, tiles: bool) -> tuple[Any, Any, Any]:
+def _attend_rows(kind: str, codes: str) -> Any:
+    """A function that writes o, m, l of one KV split for up to QUERY_ROWS rows of an item."""
+    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
     size, pair = (2, 2) if half else (4, 1)
-    keys = 16 if tiles else LANES  # of one vector or tile of K
+    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(half)
+    to_weights = softmax(half, coded)
+    load_late = decode_v(half, tiles, codes) if coded else load_v(half, tiles)
+    keys = 16 if tiles else LANES  # of one vector or tile of K; scores are computed four at a time
 
-    @jit(returns=types.int64)
-    def block(a, item, index):
-        """Address of K of a block; V follows after block_size * dim values."""
-        entry = get32(of_step(a, _STEP.tables) + (geti(item + _ITEM.table) + index) * 4)
-        dim = (of_step(a, _STEP.head_dim) + 15) // 16 * 16
-        head = entry * of_step(a, _STEP.kv_heads) + geti(item + _ITEM.kv_head)
-        return geti(a + _CALL.cache) + head * 2 * of_step(a, _STEP.block_size) * dim * size
+    @jit
+    def attend_rows(a, item, scratch, first, o, stats):
+        """Rows `first`... of the split in SPLIT, with V as loaded.
 
-    @jit(returns=types.int64)
-    def place_k(a, item, start, count, dim, depth, scratch, room):
-        """Addresses (at K_AT) of the vectors of K of keys start..start+count-1; returns their
-        stride.
-
-        A block that is narrower than a vector, or whose depth is no multiple of a tile's, is
-        gathered to `room`.
+        With `v_keys` of 0, V is decoded here, where K was: both would not stay in L1.
         """
-        size_of_block, pointers = of_step(a, _STEP.block_size), scratch + abi.K_AT
-        groups = (count + keys - 1) // keys
-        direct = size_of_block % keys == 0 and dim == depth
-        stride = size_of_block * 4 if direct else keys * 4
-        for g in range(groups):
-            key = start + g * keys
-            if direct:
-                here = block(a, item, key // size_of_block) + key % size_of_block * 4
-            else:
-                here = room + g * depth // pair * keys * 4
-                part = min(size_of_block, keys)
-                zero(here + dim // pair * keys * 4, (depth - dim) // pair * keys * 4)
-                for k in range(0, keys, part):
-                    index = min(key + k, start + count - 1) // size_of_block
-                    source = block(a, item, index) + (key + k) % size_of_block * 4
-                    for w in range(dim // pair):
-                        copy(here + (w * keys + k) * 4, source + w * size_of_block * 4, part * 4)
-            seti(pointers + 8 * g, here)
-        for g in range(groups, (groups + 3) // 4 * 4):
-            seti(pointers + 8 * g, geti(pointers + 8 * groups - 8))
-        return stride
+        step, split = geti(a + _CALL.step), scratch + abi.SPLIT
+        groups, dim, depth = (
+            geti(step + _STEP.groups),
+            geti(step + _STEP.dim),
+            geti(step + _STEP.depth),
+        )
+        rows = min(abi.QUERY_ROWS, geti(item + _ITEM.rows) - first)
+        before = geti(item + _ITEM.position) - geti(split + _SPLIT.start)
+        seen = min(abi.SPLIT_KEYS, before + (first + rows - 1) // groups + 1)
+        columns = (seen + 4 * keys - 1) // (4 * keys) * 4 * keys
+        late = geti(split + _SPLIT.v_keys) == 0
+        v_keys = 32 if late else geti(split + _SPLIT.v_keys)
+        pieces = (seen + v_keys - 1) // v_keys
+        s, q, k_stride = scratch + abi.S, scratch + abi.Q, geti(split + _SPLIT.k_stride)
+        q += first * depth * size
+        scores(
+            s, q, depth * size, rows, scratch + abi.K_AT, columns // keys, depth // pair, k_stride
+        )
+        filled = max(pieces * v_keys, columns)
+        to_weights(scratch, step, stats, before * groups + first, rows, filled)
+        if coded and late:
+            load_late(a, item, scratch, scratch + geti(step + _STEP.at_k))
+        v_at = scratch + abi.V_AT
+        weighted(o, s, rows, v_at, pieces, v_keys // pair, dim * 4, dim // LANES)
+
+    return attend_rows
+
+
+def _finish_split(store_output: Any) -> Any:
+    @jit
+    def merge(a, item, scratch):
+        """Join the partial results of a query block, in the order of its splits."""
+        step, rows = geti(a + _CALL.step), geti(item + _ITEM.rows)
+        dim, entry = geti(step + _STEP.dim), geti(item + _ITEM.partial_bytes)
+        o, stats = scratch + geti(step + _STEP.at_o), scratch + geti(step + _STEP.at_stats)
+        init_accumulators(o, stats, rows, dim)
+        new = geti(item + _ITEM.partial)
+        for _ in range(geti(item + _ITEM.block_begin), geti(item + _ITEM.block_end)):
+            join(o, stats, new, new + entry - 2 * _L, rows, dim, scratch + abi.FACTORS)
+            new += entry
 
     @jit
-    def clear_from(values, valid, words, dim):
-        """Zero the keys from `valid` on in `words` words of V."""
-        word = valid // pair
-        if valid % pair:
-            for i in range(dim):
-                here = values + (word * dim + i) * 4
-                set32(here, get32(here) & 0xFFFF)
-            word += 1
-        if word < words:
-            zero(values + word * dim * 4, (words - word) * dim * 4)
+    def finish_split(a, item, scratch):
+        """A work item of a query block is done; the last one to finish merges them all."""
+        counter = geti(item + _ITEM.counter)
+        if take(counter) == geti(item + _ITEM.num_items) - 1:
+            seti(counter, 0)  # for the next layer
+            merge(a, item, scratch)
+            store_output(a, item, scratch)
 
-    @jit(returns=types.int64)
-    def place_v(a, item, start, count, dim, scratch, room):
-        """Addresses (at V_AT) of the parts of V of these keys; returns keys in a part."""
-        size_of_block, pointers = of_step(a, _STEP.block_size), scratch + abi.V_AT
-        words = size_of_block // pair
-        gather = tiles and size_of_block < 32
-        per_part = 32 if tiles else size_of_block
-        for b in range((count + size_of_block - 1) // size_of_block):
-            here = block(a, item, start // size_of_block + b) + size_of_block * dim * size
-            valid = min(size_of_block, count - b * size_of_block)
-            if gather or valid < size_of_block:
-                to = room + b * words * dim * 4
-                copy(to, here, words * dim * 4)
-                here = to
-                if valid < size_of_block:
-                    clear_from(here, valid, words, dim)
-            if not gather:
-                for part in range(size_of_block // per_part):
-                    seti(pointers, here + part * per_part // pair * dim * 4)
-                    pointers += 8
-        if gather:
-            end = (count + size_of_block - 1) // size_of_block * words
-            parts = (count + 31) // 32
-            if end < parts * 16:
-                zero(room + end * dim * 4, (parts * 16 - end) * dim * 4)
-            for part in range(parts):
-                seti(pointers + 8 * part, room + part * 16 * dim * 4)
-        return per_part
+    return finish_split
+
+
+def _finish_group(finish_split: Any) -> Any:
+    @jit
+    def finish_group(a, item, scratch):
+        """Give the members of a shared-prefix group their rows of the split just computed."""
+        step, split = geti(a + _CALL.step), geti(item + _ITEM.split_begin)
+        groups, new = geti(step + _STEP.groups), scratch + geti(step + _STEP.at_new)
+        o_bytes = groups * geti(step + _STEP.dim) * 4
+        for i in range(geti(item + _ITEM.num_queries)):
+            member = geti(geti(item + _ITEM.members) + 8 * i)
+            entry = geti(member + _ITEM.partial_bytes)
+            to = geti(member + _ITEM.partial)
+            to += (split - geti(member + _ITEM.block_begin)) * entry
+            stats, from_stats = to + entry - 2 * _L, scratch + abi.STATS + i * groups * 4
+            copy(to, new + i * o_bytes, o_bytes)
+            copy(stats, from_stats, groups * 4)
+            copy(stats + _L, from_stats + _L, groups * 4)
+            finish_split(a, member, scratch)
+
+    return finish_group
+
+
+def _attend_split(kind: str, codes: str) -> Any:
+    """A function that attends to one KV split with all rows of an item."""
+    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
+    k = decode_k(half, tiles, codes) if coded else load_k(half, tiles)
+    v = decode_v(half, tiles, codes) if coded else load_v(half, tiles)
+    attend_rows = _attend_rows(kind, codes)
 
     @jit
-    def pack_q(a, item, to, depth):
-        """Rows of Q of an item, one after the other, each padded with zeros to `depth`."""
-        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
-        first = geti(item + _ITEM.kv_head) * groups * head_dim * size
-        here = geti(a + _CALL.q) + geti(item + _ITEM.token) * geti(a + _CALL.q_stride) + first
-        for _ in range(geti(item + _ITEM.num_queries)):
-            for g in range(groups):
-                copy(to, here + g * head_dim * size, head_dim * size)
-                zero(to + head_dim * size, (depth - head_dim) * size)
-                to += depth * size
-            here += geti(a + _CALL.q_stride)
+    def load_split(a, item, scratch, index):
+        """Fill SPLIT, and load K; V, too, unless few rows decode it later (see `attend_rows`)."""
+        start, split = index * abi.SPLIT_KEYS, scratch + abi.SPLIT
+        end = geti(item + _ITEM.position) + geti(item + _ITEM.num_queries)
+        seti(split + _SPLIT.start, start)
+        seti(split + _SPLIT.count, min(abi.SPLIT_KEYS, end - start))
+        seti(split + _SPLIT.v_keys, 0)
+        k(a, item, scratch)
+        if not coded or geti(item + _ITEM.rows) > abi.QUERY_ROWS:
+            v(a, item, scratch, scratch + geti(geti(a + _CALL.step) + _STEP.at_v))
 
-    return place_k, place_v, pack_q
-
-
-def _decoding(half: bool, tiles: bool, kind: str) -> tuple[Any, Any]:
-    """What `_placement` does, from a cache of codes of `kind`: everything goes to `room`."""
-    pair, keys = 2 if half else 1, 16 if tiles else LANES
-    whole, eight = decode(kind, half, keys), decode(kind, half, 8)
-
-    @jit(returns=types.int64)
-    def run_of(a, item, key, dim, values):
-        """Address of the run of codes of a key: of V if `values` is 1, else of K."""
-        size = of_step(a, _STEP.block_size)
-        entry = get32(of_step(a, _STEP.tables) + (geti(item + _ITEM.table) + key // size) * 4)
-        head = entry * of_step(a, _STEP.kv_heads) + geti(item + _ITEM.kv_head)
-        block = geti(a + _CALL.cache) + head * 2 * size * (dim + abi.SCALE_BYTES)
-        return block + (values * size + key % size) * dim
+    @jit(returns=types.boolean)
+    def sees(a, item, scratch, first):
+        """Whether any of the rows from `first` on sees a key of the split."""
+        step, start = geti(a + _CALL.step), geti(scratch + abi.SPLIT + _SPLIT.start)
+        groups, window = geti(step + _STEP.groups), geti(step + _STEP.window)
+        end = min(first + abi.QUERY_ROWS, geti(item + _ITEM.rows))
+        newest = geti(item + _ITEM.position) + (end - 1) // groups
+        oldest = geti(item + _ITEM.position) + first // groups
+        return newest >= start and (window == 0 or oldest - window < start + abi.SPLIT_KEYS - 1)
 
     @jit
-    def take_scales(a, item, start, count, dim, scratch):
-        size, done = of_step(a, _STEP.block_size), 0
-        while done < count:
-            n = min(size, count - done)
-            here = run_of(a, item, start + done, dim, 0) + 2 * size * dim
-            copy(scratch + abi.K_SCALES + done * 4, here, n * 4)
-            copy(scratch + abi.V_SCALES + done * 4, here + size * 4, n * 4)
-            done += n
-        zero(scratch + abi.K_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
-        zero(scratch + abi.V_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
+    def attend_split(a, item, scratch, index):
+        """To the accumulators; or to the item's partial results, of a split query block; or, of
+        a shared-prefix group, to where one split's results are."""
+        step, rows = geti(a + _CALL.step), geti(item + _ITEM.rows)
+        dim, partial = geti(step + _STEP.dim), geti(item + _ITEM.counter) != 0
+        new, new_stats = scratch + geti(step + _STEP.at_new), scratch + abi.STATS
+        if partial:
+            entry = geti(item + _ITEM.partial_bytes)
+            new = geti(item + _ITEM.partial) + (index - geti(item + _ITEM.block_begin)) * entry
+            new_stats = new + entry - 2 * _L
+        load_split(a, item, scratch, index)
+        for first in range(0, rows, abi.QUERY_ROWS):
+            n = min(abi.QUERY_ROWS, rows - first)
+            if sees(a, item, scratch, first):
+                attend_rows(a, item, scratch, first, new, new_stats)
+                if not partial and geti(item + _ITEM.members) == 0:
+                    o = scratch + geti(step + _STEP.at_o) + first * dim * 4
+                    stats = scratch + geti(step + _STEP.at_stats) + first * 8
+                    join(o, stats, new, new_stats, n, dim, scratch + abi.FACTORS)
+            elif partial:
+                init_accumulators(new, new_stats, n, dim)
 
-    @jit(returns=types.int64)
-    def place_k(a, item, start, count, dim, depth, scratch, room):
-        run, last = min(of_step(a, _STEP.block_size), abi.RUN), start + count - 1
-        for key in range(0, count, run):
-            codes = run_of(a, item, start + key, dim, 0)
-            ahead = run_of(a, item, min(start + key + _AHEAD * run, last) // run * run, dim, 0)
-            for k in range(0, run, keys):
-                here = room + (key + k) // keys * depth // pair * keys * 4
-                first, lane = codes + k, (key + k) % keys
-                for w in range(dim // pair):
-                    fetch(ahead + w * pair * run)
-                    if run >= keys:
-                        whole(here + w * keys * 4, first, first + run)
-                    else:
-                        eight(here + (w * keys + lane) * 4, first, first + run)
-                    first += pair * run
-                zero(here + dim // pair * keys * 4, (depth - dim) // pair * keys * 4)
-        most = (count + keys - 1) // keys - 1
-        for g in range((most + 4) // 4 * 4):
-            seti(scratch + abi.K_AT + 8 * g, room + min(g, most) * depth // pair * keys * 4)
-        take_scales(a, item, start, count, dim, scratch)
-        return keys * 4
-
-    @jit(returns=types.int64)
-    def place_v(a, item, start, count, dim, scratch, room):
-        run, last = min(of_step(a, _STEP.block_size), abi.RUN), start + count - 1
-        parts, to = (count + 31) // 32, room
-        for key in range(0, count, run):
-            codes = run_of(a, item, start + key, dim, 1)
-            ahead = run_of(a, item, min(start + key + _AHEAD * run, last) // run * run, dim, 1)
-            for w in range(run // pair):
-                for i in range(0, dim, keys):
-                    fetch(ahead + (w * dim + i) * pair)
-                    whole(to + i * 4, codes + i, codes + i + dim)
-                to += dim * 4
-                codes += dim * pair
-        zero(to, room + parts * 32 // pair * dim * 4 - to)
-        for part in range(parts):
-            seti(scratch + abi.V_AT + 8 * part, room + part * 32 // pair * dim * 4)
-        return 32
-
-    return place_k, place_v
+    return attend_split
 
 
 def attention(variant: str) -> Any:
     """The kernel for "float32", "bfloat16" (vectors) or "tiles" (bfloat16 on AMX), over a cache
     of that type, or of codes: "tiles-int8"."""
     kind, _, codes = variant.partition("-")
-    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
-    size, pair = (2, 2) if half else (4, 1)
-    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(half)
-    softmax, finish = _softmax(half, coded), _finish(half)
-    place_k, place_v, pack_q = _placement(half, tiles)
-    if coded:
-        place_k, place_v = _decoding(half, tiles, codes)
-    step = 4 * (16 if tiles else LANES)  # columns of scores are computed in steps of this many
-    keys = 16 if tiles else LANES
-
-    @jit
-    def piece(a, item, index, scratch, q, o, m, l, r, count, k_stride, per_part, room):  # noqa: E741
-        """o, m, l of one piece of the keys for rows r..r+count-1 (row r of Q is at q).
-
-        With a `per_part` of 0, V is decoded here, where K was: both would not stay in L1.
-        """
-        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
-        dim = (head_dim + 15) // 16 * 16
-        depth = (dim + 31) // 32 * 32 if tiles else dim
-        window, start, position = (
-            of_step(a, _STEP.window),
-            index * abi.SPLIT_KEYS,
-            geti(item + _ITEM.position),
-        )
-        seen = min(abi.SPLIT_KEYS, position + (r + count - 1) // groups + 1 - start)
-        columns = (seen + step - 1) // step * step
-        unit = per_part if per_part > 0 else 32
-        parts = (seen + unit - 1) // unit
-        s, k_at, v_at = scratch + abi.S, scratch + abi.K_AT, scratch + abi.V_AT
-        words, wide = depth // pair, dim // LANES
-        scores(s, abi.SCORE_STRIDE, q, depth * size, count, k_at, columns // keys, words, k_stride)
-        first = (position - start) * groups + r
-        filled = max(parts * unit, columns)
-        scale, cap = (
-            getd(geti(a + _CALL.step) + _STEP.scale),
-            getd(geti(a + _CALL.step) + _STEP.cap),
-        )
-        softmax(scratch, count, first, groups, window, filled, scale, cap, m, l)
-        if coded and per_part == 0:
-            whole = min(abi.SPLIT_KEYS, position + geti(item + _ITEM.num_queries) - start)
-            place_v(a, item, start, whole, dim, scratch, room)
-        words = unit // pair
-        weighted(o, dim * 4, s, abi.SCORE_STRIDE, count, v_at, parts, words, dim * 4, wide)
-
-    @jit
-    def nothing(o, m, l, rows, dim):  # noqa: E741
-        """What rows have that see no key."""
-        zero(o, rows * dim * 4)
-        zero(l, rows * 4)
-        for r in range(rows):
-            setf(m + 4 * r, _NONE)
-
-    @jit
-    def join_shares(a, item, o, m, l, rows, dim, room):  # noqa: E741
-        """Join what all items of a group left, in the order of the pieces."""
-        tall = (rows + 15) // 16 * 16
-        entry = (tall * dim + 2 * abi.QUERY_ROWS) * 4
-        kept = of_step(a, _STEP.partial) + geti(item + _ITEM.partial) * 4
-        nothing(o, m, l, rows, dim)
-        for _ in range(geti(item + _ITEM.block_begin), geti(item + _ITEM.block_end)):
-            stats = kept + tall * dim * 4
-            _join(o, m, l, kept, stats, stats + abi.QUERY_ROWS * 4, rows, dim, room)
-            kept += entry
-
-    @jit
-    def settle(a, item, o, m, l, rows, dim, room):  # noqa: E741
-        """An item of a group is done; the last one to be joins what all left."""
-        if take(geti(item + _ITEM.counter)) == geti(item + _ITEM.num_items) - 1:
-            seti(geti(item + _ITEM.counter), 0)  # for the next layer
-            join_shares(a, item, o, m, l, rows, dim, room)
-            finish(a, item, o, l, dim)
-
-    @jit
-    def attend_together(a, item, scratch):
-        """A piece that one query of each of several rows sees whole."""
-        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
-        dim = (head_dim + 15) // 16 * 16
-        depth = (dim + 31) // 32 * 32 if tiles else dim
-        members, count = geti(item + _ITEM.members), geti(item + _ITEM.num_queries)
-        index, rows = geti(item + _ITEM.split_begin), count * groups
-        q = scratch + abi.REST
-        o = q + abi.QUERY_ROWS * depth * size
-        m, new_o = o + abi.QUERY_ROWS * dim * 4, o + abi.QUERY_ROWS * dim * 4 + abi.QUERY_ROWS * 8
-        l, new_m = m + abi.QUERY_ROWS * 4, scratch + abi.STATS  # noqa: E741
-        new_l = new_m + abi.QUERY_ROWS * 4
-        room_k = new_o + abi.QUERY_ROWS * dim * 4
-        room_v = room_k + abi.SPLIT_KEYS * depth * size
-        if tiles:
-            amx.configure(scratch + abi.CONFIG, min(rows, 16), min(rows, 16))
-        for i in range(count):
-            pack_q(a, geti(members + 8 * i), q + i * groups * depth * size, depth)
-        start = index * abi.SPLIT_KEYS
-        k_stride = place_k(a, item, start, abi.SPLIT_KEYS, dim, depth, scratch, room_k)
-        per_part = 0
-        if not coded:
-            per_part = place_v(a, item, start, abi.SPLIT_KEYS, dim, scratch, room_v)
-        piece(a, item, index, scratch, q, new_o, new_m, new_l, 0, rows, k_stride, per_part, room_k)
-        tall = (groups + 15) // 16 * 16
-        for i in range(count):
-            mine = geti(members + 8 * i)
-            number = index - geti(mine + _ITEM.block_begin)
-            kept = of_step(a, _STEP.partial) + geti(mine + _ITEM.partial) * 4
-            kept += number * (tall * dim + 2 * abi.QUERY_ROWS) * 4
-            stats = kept + tall * dim * 4
-            copy(kept, new_o + i * groups * dim * 4, groups * dim * 4)
-            copy(stats, new_m + i * groups * 4, groups * 4)
-            copy(stats + abi.QUERY_ROWS * 4, new_l + i * groups * 4, groups * 4)
-            settle(a, mine, o, m, l, groups, dim, scratch + abi.FACTORS)
+    half, tiles = kind != "float32", kind == "tiles"
+    load_queries, store_output = _load_queries(half), _store_output(half)
+    attend_split, finish_split = _attend_split(kind, codes), _finish_split(store_output)
+    finish_group = _finish_group(finish_split)
 
     @jit
     def attend(a, item, scratch):
-        head_dim, groups = of_step(a, _STEP.head_dim), groups_of(a)
-        dim = (head_dim + 15) // 16 * 16
-        depth = (dim + 31) // 32 * 32 if tiles else dim
-        rows, window = geti(item + _ITEM.num_queries) * groups, of_step(a, _STEP.window)
-        padded = (rows + abi.QUERY_ROWS - 1) // abi.QUERY_ROWS * abi.QUERY_ROWS
-        q = scratch + abi.REST
-        o = q + padded * depth * size
-        m, new_o = o + padded * dim * 4, o + padded * dim * 4 + padded * 8
-        l, new_m = m + padded * 4, scratch + abi.STATS  # noqa: E741
-        new_l = new_m + abi.QUERY_ROWS * 4
-        room_k = new_o + abi.QUERY_ROWS * dim * 4
-        room_v = room_k + abi.SPLIT_KEYS * depth * size
+        step, rows = geti(a + _CALL.step), geti(item + _ITEM.rows)
         if tiles:
             amx.configure(scratch + abi.CONFIG, min(rows, 16), min(rows, 16))
-        pack_q(a, item, q, depth)
-        nothing(o, m, l, rows, dim)
-        shared, position = geti(item + _ITEM.counter) != 0, geti(item + _ITEM.position)
-        kept = of_step(a, _STEP.partial) + geti(item + _ITEM.partial) * 4
+        load_queries(a, item, scratch)
+        o, stats = scratch + geti(step + _STEP.at_o), scratch + geti(step + _STEP.at_stats)
+        init_accumulators(o, stats, rows, geti(step + _STEP.dim))
         for index in range(geti(item + _ITEM.split_begin), geti(item + _ITEM.split_end)):
-            start = index * abi.SPLIT_KEYS
-            count = min(abi.SPLIT_KEYS, position + geti(item + _ITEM.num_queries) - start)
-            k_stride = place_k(a, item, start, count, dim, depth, scratch, room_k)
-            per_part = 0
-            if not coded or rows > abi.QUERY_ROWS:
-                per_part = place_v(a, item, start, count, dim, scratch, room_v)
-            for r in range(0, rows, abi.QUERY_ROWS):
-                n = min(abi.QUERY_ROWS, rows - r)
-                to_o, to_m, to_l = new_o, new_m, new_l
-                if shared:
-                    number = index - geti(item + _ITEM.block_begin)
-                    tall = (rows + 15) // 16 * 16
-                    to_o = kept + number * (tall * dim + 2 * abi.QUERY_ROWS) * 4
-                    to_m = to_o + tall * dim * 4
-                    to_l = to_m + abi.QUERY_ROWS * 4
-                newest, oldest = position + (r + n - 1) // groups, position + r // groups
-                if newest < start or (window > 0 and oldest - window >= start + abi.SPLIT_KEYS - 1):
-                    if shared:
-                        nothing(to_o, to_m, to_l, n, dim)
-                    continue
-                q_at = q + r * depth * size
-                piece(
-                    a,
-                    item,
-                    index,
-                    scratch,
-                    q_at,
-                    to_o,
-                    to_m,
-                    to_l,
-                    r,
-                    n,
-                    k_stride,
-                    per_part,
-                    room_k,
-                )
-                if not shared:
-                    o_at, m_at, l_at = o + r * dim * 4, m + r * 4, l + r * 4
-                    _join(o_at, m_at, l_at, to_o, to_m, to_l, n, dim, scratch + abi.FACTORS)
-        if shared:
-            settle(a, item, o, m, l, rows, dim, scratch + abi.FACTORS)
+            attend_split(a, item, scratch, index)
+        if geti(item + _ITEM.members) != 0:
+            finish_group(a, item, scratch)
+        elif geti(item + _ITEM.counter) != 0:
+            finish_split(a, item, scratch)
         else:
-            finish(a, item, o, l, dim)
+            store_output(a, item, scratch)
 
     @jit
     def work(a):
-        scratch = of_step(a, _STEP.scratch) + take(a + _CALL.thread) * of_step(
-            a, _STEP.scratch_size
-        )
+        step = geti(a + _CALL.step)
+        thread = take(a + _CALL.thread)
+        scratch = geti(step + _STEP.scratch) + thread * geti(step + _STEP.scratch_size)
         index = take(a + _CALL.counter)
-        while index < of_step(a, _STEP.num_items):
-            item = of_step(a, _STEP.items) + index * _ITEM_BYTES
-            if geti(item + _ITEM.members) != 0:
-                attend_together(a, item, scratch)
-            else:
-                attend(a, item, scratch)
+        while index < geti(step + _STEP.num_items):
+            attend(a, geti(step + _STEP.items) + index * _ITEM_BYTES, scratch)
             index = take(a + _CALL.counter)
         if tiles:
             amx.release()

@@ -15,9 +15,9 @@ import numpy as np
 from numba import types
 
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.activations import activated
 from octavo.kernels.cpu.simd import (
     LANES,
-    Vec,
     copy,
     encode,
     get32,
@@ -25,6 +25,7 @@ from octavo.kernels.cpu.simd import (
     getf,
     geti,
     jit,
+    row_memory,
     set32,
     setf,
     stack,
@@ -32,16 +33,12 @@ from octavo.kernels.cpu.simd import (
     vabs,
     vadd,
     vdiv,
-    vexp2,
     vfma,
     vload,
-    vloadh,
     vmax,
-    vmin,
     vmul,
     vsplat,
     vstore,
-    vstoreh,
     vsub,
     vsum,
     vtop,
@@ -53,34 +50,6 @@ _NORM, _ACTIVATION, _ROPE = abi.RMS_NORM.offset, abi.ACTIVATION.offset, abi.ROPE
 _ADD = abi.ADD.offset
 _ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all four
 _ONE = np.float32(1.0)
-_LOG2E = 1.4426950408889634
-
-
-def _memory(half: bool) -> tuple[int, Any, Any]:
-    """(bytes of a value, read, write) of up to LANES values of a row of which `left` are left."""
-    size = 2 if half else 4
-    get, put = (vloadh, vstoreh) if half else (vload, vstore)
-    spare = stack(LANES * 4)
-
-    @jit(returns=Vec)
-    def read(here, left):
-        if left >= LANES:
-            return get(here)
-        room = spare()
-        zero(room, LANES * 4)
-        copy(room, here, left * size)
-        return get(room)
-
-    @jit
-    def write(here, value, left):
-        if left >= LANES:
-            put(here, value)
-        else:
-            room = spare()
-            put(room, value)
-            copy(here, room, left * size)
-
-    return size, read, write
 
 
 def _by_rows(row: Any) -> Any:
@@ -110,8 +79,8 @@ def rms_norm(variant: str) -> Any:
     """
     dtype, *flags = variant.split("-")
     cast = "cast" in flags
-    size, read, write = _memory(dtype == "bfloat16")
-    weight_size, read_weight, _ = _memory(dtype == "bfloat16" and "wide" not in flags)
+    size, read, write = row_memory(dtype == "bfloat16")
+    weight_size, read_weight, _ = row_memory(dtype == "bfloat16" and "wide" not in flags)
 
     @jit
     def row(a, index):
@@ -146,7 +115,7 @@ def rms_norm(variant: str) -> Any:
 
 def add(dtype: str) -> Any:
     """See `reference.add`; x and residual are [rows, size] without gaps."""
-    size, read, write = _memory(dtype == "bfloat16")
+    size, read, write = row_memory(dtype == "bfloat16")
 
     @jit
     def row(a, index):
@@ -162,13 +131,10 @@ def add(dtype: str) -> Any:
 
 
 def activation(variant: str) -> Any:
-    """`variant` is "silu-bfloat16" and so on; x [rows, 2 size], out [rows, size].
-
-    Both are g * sigmoid(u): u = g for silu, u = 2 sqrt(2 / pi) (g + 0.044715 g^3) for gelu.
-    """
+    """`variant` is "silu-bfloat16" or "gelu-..." and so on; x [rows, 2 size], out [rows, size]."""
     name, _, dtype = variant.partition("-")
-    gelu = name == "gelu"
-    size, read, write = _memory(dtype == "bfloat16")
+    activate = activated("gelu_tanh" if name == "gelu" else name, 126.0)
+    size, read, write = row_memory(dtype == "bfloat16")
 
     @jit
     def row(a, index):
@@ -176,15 +142,9 @@ def activation(variant: str) -> Any:
         gate = geti(a + _ACTIVATION.x) + index * 2 * n * size
         out = geti(a + _ACTIVATION.out) + index * n * size
         up = gate + n * size
-        one, most = vsplat(_ONE), vsplat(np.float32(126.0))
-        slope = vsplat(np.float32(-_LOG2E * (1.5957691216057308 if gelu else 1.0)))
-        cubic = vsplat(np.float32(0.044715))
         for i in range(0, n, LANES):
-            g = read(gate + i * size, n - i)
-            u = vfma(vmul(cubic, vmul(g, g)), g, g) if gelu else g
-            below = vadd(one, vexp2(vmin(vmul(u, slope), most)))
-            value = vmul(vdiv(g, below), read(up + i * size, n - i))
-            write(out + i * size, value, n - i)
+            value = activate(read(gate + i * size, n - i))
+            write(out + i * size, vmul(value, read(up + i * size, n - i)), n - i)
 
     return _by_rows(row)
 
@@ -323,8 +283,8 @@ def rope_write(variant: str) -> Any:
     dtype, *flags = variant.split("-")
     kind = next((flag for flag in flags if flag in ("int8", "fp8")), "")
     half = dtype == "bfloat16"
-    memory = size, read, write = _memory(half)
-    head = _heads(memory, _memory(half and "wide" not in flags), "cast" in flags)
+    memory = size, read, write = row_memory(half)
+    head = _heads(memory, row_memory(half and "wide" not in flags), "cast" in flags)
     put, store = _stored(half, write)
     if kind:
         store = _coded(kind, read, size)

@@ -1,28 +1,27 @@
-"""Dense products y = x W^T + b in bfloat16 on AMX, with a row's bits its own.
+"""GEMM y = x W^T + b in bfloat16 on AMX, batch-invariant by construction.
 
     y[r, n] = sum over k of x[r, k] * W[n, k] + b[n]
 
 Each sum runs over k in steps of 32, in order, in float32, whatever the number of rows, threads
 or columns taken together; so a row depends on nothing but itself. W lies as [N / 32][K / 32] of
-two tiles of 16 words (pairs along k) x 16 columns: what one turn reads is 2 KB without a gap,
+two tiles of 16 words (pairs along k) x 16 columns: what one step reads is 2 KB without a gap,
 and a block of 32 columns is read front to back.
 
 Up to 16 rows the work is to read W, and 4 tiles of columns share one tile of x. Above, 2 x 2
 tiles: a block of W comes from memory for its first 32 rows and from a cache for the others.
 
-`gated`: columns are [16 of gate | 16 of up] in turn, and 16 of silu(gate) * up are stored.
+Variants: "plain"; or an activation of `activations`. Then columns are [16 of gate | 16 of up]
+alternately, and 16 of activation(gate) * up are stored.
 """
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu import abi as at
-from octavo.kernels.cpu import amx
+from octavo.kernels.cpu import abi, amx
+from octavo.kernels.cpu.activations import activated
 from octavo.kernels.cpu.simd import (
-    I8,
     I16,
     I64,
     VF,
@@ -34,43 +33,38 @@ from octavo.kernels.cpu.simd import (
     loop,
     offset,
     op,
-    pointer,
     stack,
     store,
     take,
     vadd,
-    vdiv,
-    vexp2,
     vload,
-    vmin,
     vmul,
-    vsplat,
     vstoreh,
-)  # fmt: skip
+)
 
-_LOG2E = 1.4426950408889634
+_ARGUMENTS = abi.GEMM_BF16.offset
+_BLOCK_STEP = 2048  # bytes of a block of W in one step of k
 
 
-def _product(tall: int, wide: int) -> Any:
-    """c [16 * tall, 16 * wide] float32 over `turns` of 32 along k; w: the first of its blocks."""
+def _product(height: int, width: int) -> Any:
+    """c [16 * height, 16 * width] float32 over `k_steps` of 32; w: the first of its blocks."""
 
-    def product(b, c, c_stride, x, x_stride, w, turns):
-        next_block = b.mul(turns, ir.Constant(I64, 2048))
-        line = ir.Constant(I64, 64)
+    def product(b, c, c_stride, x, x_stride, w, k_steps):
+        next_block = b.mul(k_steps, I64(_BLOCK_STEP))
 
-        def piece(i):
-            here = b.add(w, b.mul(i, ir.Constant(I64, 2048)))
+        def right(i):
+            here = b.add(w, b.mul(i, I64(_BLOCK_STEP)))
             blocks = [here, b.add(here, next_block)]
-            return lambda j: (pointer(b, offset(b, blocks[j // 2], j % 2 * 1024), I8), line)
+            return lambda j: (offset(b, blocks[j // 2], j % 2 * 1024), I64(64))
 
-        amx.sum_tiles(b, tall, wide, turns, x, x_stride, piece)
-        amx.store_tiles(b, tall, wide, c, c_stride)
+        amx.sum_tiles(b, height, width, k_steps, x, x_stride, right)
+        amx.store_tiles(b, height, width, c, c_stride)
 
     return op(types.void, *[types.int64] * 6)(product)
 
 
 @op(types.void, *[types.int64] * 5)
-def _put_rows(b, to, stride, c, c_stride, rows):
+def _store_rows(b, to, stride, c, c_stride, rows):
     """`rows` rows of 32 floats of c as bfloat16, one line of memory each."""
 
     def row(i):
@@ -83,28 +77,33 @@ def _put_rows(b, to, stride, c, c_stride, rows):
     loop(b, rows, [], row)
 
 
-def _stores(gated: bool) -> Any:
-    """A function that stores a block of c: `rows` rows from `row` on, 32 columns."""
-    spare = stack(64)
-
-    @jit
-    def put_gated(a, c, c_stride, row, rows, block):
-        one, most = vsplat(np.float32(1.0)), vsplat(np.float32(100.0))
-        to = geti(a + at.L_OUT) + row * geti(a + at.L_OUT_STRIDE) + block * 32
-        for _ in range(rows):
-            gate = vload(c)
-            power = vexp2(vmin(vmul(gate, vsplat(np.float32(-_LOG2E))), most))
-            vstoreh(to, vmul(vdiv(gate, vadd(one, power)), vload(c + 64)))
-            c += c_stride
-            to += geti(a + at.L_OUT_STRIDE)
+def _store_gated(activation: str) -> Any:
+    """A function that stores `rows` rows from `row` on of activation(gate) * up of a block."""
+    activate = activated(activation)
 
     @jit
     def put(a, c, c_stride, row, rows, block):
-        bias, stride = geti(a + at.L_BIAS), geti(a + at.L_OUT_STRIDE)
-        columns = min(32, geti(a + at.L_COLUMNS) - block * 32)
-        to = geti(a + at.L_OUT) + row * stride + block * 64
+        stride = geti(a + _ARGUMENTS.out_stride)
+        to = geti(a + _ARGUMENTS.out) + row * stride + block * 32
+        for _ in range(rows):
+            vstoreh(to, vmul(activate(vload(c)), vload(c + 64)))
+            c += c_stride
+            to += stride
+
+    return put
+
+
+def _store_plain() -> Any:
+    """A function that stores `rows` rows from `row` on of a block of 32 columns, plus bias."""
+    spare = stack(64)
+
+    @jit
+    def put(a, c, c_stride, row, rows, block):
+        bias, stride = geti(a + _ARGUMENTS.bias), geti(a + _ARGUMENTS.out_stride)
+        columns = min(32, geti(a + _ARGUMENTS.columns) - block * 32)
+        to = geti(a + _ARGUMENTS.out) + row * stride + block * 64
         if bias == 0 and columns == 32:
-            _put_rows(to, stride, c, c_stride, rows)
+            _store_rows(to, stride, c, c_stride, rows)
             return
         for _ in range(rows):
             for n in range(0, columns, 16):
@@ -114,72 +113,86 @@ def _stores(gated: bool) -> Any:
                 if n + 16 <= columns:
                     vstoreh(to + 2 * n, value)
                 else:
-                    room = spare()
-                    vstoreh(room, value)
-                    copy(to + 2 * n, room, 2 * (columns - n))
+                    cut = spare()
+                    vstoreh(cut, value)
+                    copy(to + 2 * n, cut, 2 * (columns - n))
             c += c_stride
             to += stride
 
-    return put_gated if gated else put
+    return put
 
 
-def linear(kind: str) -> Any:
-    """The kernel for "plain" or "gated"."""
-    p14, p12, p22 = _product(1, 4), _product(1, 2), _product(2, 2)
-    put = _stores(kind == "gated")
-    room = stack(64 + 4096 + 64)
+def _few_rows(put: Any) -> Any:
+    """A function for up to 16 rows over the blocks begin..end - 1."""
+    p14, p12 = _product(1, 4), _product(1, 2)
 
     @jit
-    def few(a, rows, block, end, c):
-        """Up to 16 rows over the blocks of an item."""
-        x, stride, turns = geti(a + at.L_X), geti(a + at.L_X_STRIDE), geti(a + at.L_TURNS)
+    def few(a, rows, begin, end, c):
+        x, stride = geti(a + _ARGUMENTS.x), geti(a + _ARGUMENTS.x_stride)
+        k_steps, block = geti(a + _ARGUMENTS.k_steps), begin
         while block < end:
-            w = geti(a + at.L_W) + block * turns * 2048
+            w = geti(a + _ARGUMENTS.weights) + block * k_steps * _BLOCK_STEP
             if block + 1 < end:
-                p14(c, 256, x, stride, w, turns)
+                p14(c, 256, x, stride, w, k_steps)
                 put(a, c + 128, 256, 0, rows, block + 1)
             else:
-                p12(c, 256, x, stride, w, turns)
+                p12(c, 256, x, stride, w, k_steps)
             put(a, c, 256, 0, rows, block)
             block += 2
 
+    return few
+
+
+def _many_rows(put: Any) -> Any:
+    """A function for the rows first..last - 1 over the blocks begin..end - 1, 32 x 32 at a time."""
+    p12, p22 = _product(1, 2), _product(2, 2)
+
     @jit
-    def many(a, first, last, block, end, c, config):
-        """Rows first..last-1 over the blocks of an item, 32 x 32 at a time."""
-        x, stride, turns = geti(a + at.L_X), geti(a + at.L_X_STRIDE), geti(a + at.L_TURNS)
-        for block in range(block, end):  # noqa: B020
-            w = geti(a + at.L_W) + block * turns * 2048
+    def many(a, first, last, begin, end, c, config):
+        x, stride = geti(a + _ARGUMENTS.x), geti(a + _ARGUMENTS.x_stride)
+        k_steps = geti(a + _ARGUMENTS.k_steps)
+        for block in range(begin, end):
+            w = geti(a + _ARGUMENTS.weights) + block * k_steps * _BLOCK_STEP
             for row in range(first, last - 31, 32):
-                p22(c, 128, x + row * stride, stride, w, turns)
+                p22(c, 128, x + row * stride, stride, w, k_steps)
                 put(a, c, 128, row, 32, block)
             left = (last - first) % 32
             if left > 16:
                 amx.configure(config, 16, left - 16)
-                p22(c, 128, x + (last - left) * stride, stride, w, turns)
+                p22(c, 128, x + (last - left) * stride, stride, w, k_steps)
             elif left > 0:
                 amx.configure(config, left, left)
-                p12(c, 128, x + (last - left) * stride, stride, w, turns)
+                p12(c, 128, x + (last - left) * stride, stride, w, k_steps)
             if left > 0:
                 put(a, c, 128, last - left, left, block)
                 amx.configure(config, 16, 16)
 
+    return many
+
+
+def linear(variant: str) -> Any:
+    """The kernel for "plain" or an activation."""
+    put = _store_plain() if variant == "plain" else _store_gated(variant)
+    few, many = _few_rows(put), _many_rows(put)
+    memory = stack(64 + 4096 + 64)  # the tile configuration, then the sums
+
     @jit
     def work(a):
-        config = (room() + 63) // 64 * 64
-        rows, blocks = geti(a + at.L_ROWS), geti(a + at.L_BLOCKS)
-        tall, wide = geti(a + at.L_TALL), geti(a + at.L_WIDE)
-        across = (blocks + wide - 1) // wide
-        count = (rows + tall - 1) // tall * across
+        config = (memory() + 63) // 64 * 64
+        rows, blocks = geti(a + _ARGUMENTS.rows), geti(a + _ARGUMENTS.blocks)
+        item_rows, item_blocks = geti(a + _ARGUMENTS.item_rows), geti(a + _ARGUMENTS.item_blocks)
+        across = (blocks + item_blocks - 1) // item_blocks
+        count = (rows + item_rows - 1) // item_rows * across
         amx.configure(config, min(rows, 16), min(rows, 16))
-        index = take(a)
+        index = take(a + _ARGUMENTS.counter)
         while index < count:
-            row, block = index // across * tall, index % across * wide
-            end = min(block + wide, blocks)
+            row, block = index // across * item_rows, index % across * item_blocks
+            end = min(block + item_blocks, blocks)
             if rows <= 16:
                 few(a, rows, block, end, config + 64)
             else:
-                many(a, row, min(row + tall, rows), block, end, config + 64, config)
-            index = take(a)
+                many(a, row, min(row + item_rows, rows), block, end, config + 64, config)
+            index = take(a + _ARGUMENTS.counter)
         amx.release()
 
     def linear(a: int) -> None:

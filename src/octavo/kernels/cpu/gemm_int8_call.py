@@ -7,10 +7,11 @@ import torch.nn.functional as F
 
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, openmp, target
+from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, is_recording, kernel
 
 _PANEL, _STEP, _PAIR = 16, 64, 32
-_PARALLEL_FROM = 1 << 15  # weights; below, one thread is done before a second one has started
+_PARALLEL_FROM = 1 << 15  # weights; below, one thread finishes before a second has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,15 @@ class PackedWeight:
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
     def interleaved(self) -> "PackedWeight":
-        """Panels from the first half of the columns and from the second in turn."""
+        """Panels alternately from the first half of the columns and from the second."""
 
-        def turned(values: torch.Tensor) -> torch.Tensor:
+        def permuted(values: torch.Tensor) -> torch.Tensor:
             return _interleaved(values.view(len(self.scales), -1)).view(values.shape)
 
         return replace(
-            self, weights=turned(self.weights), scales=turned(self.scales),
-            added=turned(self.added),
-            factors=None if self.factors is None else turned(self.factors),
+            self, weights=permuted(self.weights), scales=permuted(self.scales),
+            added=permuted(self.added),
+            factors=None if self.factors is None else permuted(self.factors),
         )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def pack_int4(
 
 
 def _padded(values: torch.Tensor) -> torch.Tensor:
-    """Columns in pairs of panels, k in whole steps; what is added has the weight 0."""
+    """Columns in pairs of panels, k in whole steps; padding has the weight 0."""
     n, k = values.shape
     return F.pad(values, (0, -k % _STEP, 0, -n % _PAIR))
 
@@ -82,52 +83,61 @@ def _column_terms(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tens
     return F.pad(scale.float(), more), F.pad(-128 * weight.sum(1, dtype=torch.int32), more)
 
 
-class Room:
-    """Memory in which rows are rounded and weights told, shared by the products of a model."""
+class Workspace:
+    """Scratch for quantized rows and unpacked int4 panels, shared by the products of a model."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def places(self, rows: int, stride: int, scratch: int) -> tuple[int, int, int]:
+    def reserve(self, rows: int, stride: int, scratch: int) -> tuple[Address, Address, Address]:
         """Addresses of q [rows up to whole tiles, stride], of s and of the threads' scratch."""
         tall = -(-rows // 32) * 32
         size = tall * (stride + 4) + scratch
         if is_recording():  # a recording gives each call memory of its own
-            begin = empty((size,), torch.uint8).data_ptr()
+            begin = address(empty((size,), torch.uint8))
         else:
             if self._bytes.numel() < size:
                 self._bytes = torch.empty(size, dtype=torch.uint8)
-            begin = self._bytes.data_ptr()
-        return begin, begin + tall * stride, begin + tall * (stride + 4)
+            begin = address(self._bytes)
+        return begin, Address(begin + tall * stride), Address(begin + tall * (stride + 4))
 
 
 class QuantizedWeight:
     """The product with a packed weight and a bias [N]: x [rows, K] -> [rows, N], in `dtype`."""
 
-    __slots__ = ("_bias", "_dtype", "_kernel", "_pack", "_room", "_sizes", "_threads", "_weight",
-                 "_width")  # fmt: skip
+    __slots__ = (
+        "_bias",
+        "_dtype",
+        "_kernel",
+        "_pack",
+        "_sizes",
+        "_threads",
+        "_weight",
+        "_width",
+        "_workspace",
+    )  # fmt: skip
 
     def __init__(
         self,
         weight: PackedWeight,
         bias: torch.Tensor | None,
         dtype: torch.dtype,
-        room: Room,
-        gated: bool = False,
+        workspace: Workspace,
+        activation: str = "",
     ) -> None:
+        """activation: of a weight whose panels alternate between gate and up (see `gated`)."""
         more = (0, -weight.out_size % _PAIR)
-        self._weight, self._dtype, self._room = weight, dtype, room
+        self._weight, self._dtype, self._workspace = weight, dtype, workspace
         self._bias = None if bias is None else F.pad(bias.float(), more)
         bits = "int8" if weight.factors is None else "int4"
-        variant = (
-            f"{bits}-{FLOAT_NAMES[dtype]}-{target.int8_unit()}-{'gated' if gated else 'plain'}"
-        )
+        kind = activation or "plain"
+        variant = f"{bits}-{FLOAT_NAMES[dtype]}-{target.int8_unit()}-{kind}"
         self._kernel = kernel(abi.GEMM_INT8, variant)
         depth = -(-weight.in_size // _STEP) * _STEP
         stride = depth if depth // 64 % 2 else depth + 64  # rows on different sets of the cache
         self._sizes = stride, 4096 + (_PAIR * depth if bits == "int4" else 0)
         self._threads = 1 if weight.in_size * weight.out_size < _PARALLEL_FROM else 1 << 16
-        self._width = weight.out_size // 2 if gated else weight.out_size
+        self._width = weight.out_size // 2 if activation else weight.out_size
         factors = weight.factors
         self._pack = abi.GEMM_INT8.packer(
             in_size=weight.in_size, out_size=weight.out_size, weights=address(weight.weights),
@@ -138,17 +148,18 @@ class QuantizedWeight:
             q_stride=stride, scratch_size=self._sizes[1],
         )  # fmt: skip
 
-    def gated(self) -> "QuantizedWeight | None":
-        """The product that gives silu(gate) * up [rows, N / 2] of a weight of gate over up.
+    def gated(self, activation: str) -> "QuantizedWeight | None":
+        """The product activation(gate) * up [rows, N / 2] of a weight of gate over up.
 
-        It takes the place of this one. None if the halves are no whole panels.
+        It replaces this one. None for an activation that the kernel does not have, and if the
+        halves are not whole panels.
         """
-        if self._weight.out_size % _PAIR:
+        if activation not in abi.ACTIVATIONS or self._weight.out_size % _PAIR:
             return None
         return QuantizedWeight(
             self._weight.interleaved(),
             None if self._bias is None else _interleaved(self._bias),
-            self._dtype, self._room, gated=True,
+            self._dtype, self._workspace, activation=activation,
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -157,7 +168,7 @@ class QuantizedWeight:
             x = x.contiguous()
         rows, (stride, scratch) = x.shape[0], self._sizes
         out, threads = empty((rows, self._width), self._dtype), openmp.threads()
-        q, s, spare = self._room.places(rows, stride, scratch * threads)
+        q, s, spare = self._workspace.reserve(rows, stride, scratch * threads)
         arguments = self._pack(
             rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out),
             q=q, s=s, scratch=spare,
@@ -167,5 +178,5 @@ class QuantizedWeight:
 
 
 def _interleaved(values: torch.Tensor) -> torch.Tensor:
-    """Panels of 16 columns (the first dimension) from both halves in turn."""
+    """Panels of 16 columns (the first dimension), alternately from both halves."""
     return values.view(2, -1, _PANEL, *values.shape[1:]).transpose(0, 1).reshape(values.shape)

@@ -15,7 +15,7 @@ from octavo.kernels.codes import Codes
 from octavo.kernels.cpu import gemm_bf16_call as gemm_bf16
 from octavo.kernels.cpu import target
 from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batch_invariant
-from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Room
+from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Workspace
 from octavo.kernels.cpu.quantize import pack
 
 # Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns, any other
@@ -40,7 +40,7 @@ class CpuProducts:
         self._has_tiles = dtype == torch.bfloat16 and target.has_tiles()
         self._has_onednn = dtype in _LAYOUT_ROWS and _has_onednn(dtype)
         self._hint = _LAYOUT_ROWS.get(dtype, 1)
-        self._dtype, self._workspace = dtype, Room()
+        self._dtype, self._workspace = dtype, Workspace()
         self._bytes: Counter[str] = Counter()  # of quantized weights, by method
         self._num_tiled = 0
 

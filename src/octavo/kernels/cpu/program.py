@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.simd import FEATURES, I32, I64, call, geti, jit, op, pointer, take
+from octavo.kernels.cpu.simd import I32, I64, geti, jit, op, peek, take
 
 _CALL = abi.PROGRAM.offset
 _SPINS = 2000  # of some 50 ns each before the processor is offered to others
@@ -29,14 +29,6 @@ def _yield(b, function):
     b.call(b.inttoptr(function, ir.FunctionType(I32, []).as_pointer()), [])
 
 
-@op(types.int64, types.int64)
-def _seen(b, address):
-    """The integer at an address, as other threads have left it."""
-    if "sse2" in FEATURES:
-        call(b, "llvm.x86.sse2.pause", ir.VoidType())
-    return b.load_atomic(pointer(b, address, I64), "acquire", 8)
-
-
 def program() -> Any:
     """The kernel; arguments: `abi.PROGRAM`."""
 
@@ -44,7 +36,7 @@ def program() -> Any:
     def wait(a, count):
         """Until `count` arrivals have been counted in all."""
         spins = 0
-        while _seen(a) < count:
+        while peek(a) < count:
             spins += 1
             if spins > _SPINS:
                 _yield(geti(a + _CALL.sched_yield))

@@ -244,6 +244,14 @@ def take(b, address):
     return b.atomic_rmw("add", pointer(b, address, I64), ir.Constant(I64, 1), "seq_cst")
 
 
+@op(types.int64, types.int64)
+def peek(b, address):
+    """The integer at an address, as other threads have left it."""
+    if "sse2" in FEATURES:
+        call(b, "llvm.x86.sse2.pause", ir.VoidType())
+    return b.load_atomic(pointer(b, address, I64), "acquire", 8)
+
+
 @op(types.void, types.int64, types.float32)
 def seth(b, address, value):
     wide = narrow(b, splat(b, value))
@@ -444,6 +452,33 @@ def vsum(b, x):
 def vtop(b, x):
     """The largest lane."""
     return _reduce(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
+
+
+def row_memory(half: bool) -> tuple[int, Any, Any]:
+    """(bytes of a value, read, write) of up to LANES values of a row, `left` before its end."""
+    size = 2 if half else 4
+    get, put = (vloadh, vstoreh) if half else (vload, vstore)
+    spare = stack(LANES * 4)
+
+    @jit(returns=Vec)
+    def read(here, left):
+        if left >= LANES:
+            return get(here)
+        tail = spare()
+        zero(tail, LANES * 4)
+        copy(tail, here, left * size)
+        return get(tail)
+
+    @jit
+    def write(here, value, left):
+        if left >= LANES:
+            put(here, value)
+        else:
+            tail = spare()
+            put(tail, value)
+            copy(here, tail, left * size)
+
+    return size, read, write
 
 
 # -- codes of one byte: int8, and fp8 e4m3 without subnormals (see `reference.quantize_kv`) --------

@@ -1,4 +1,4 @@
-"""Products of small tiles: the two inner loops of attention.
+"""GEMMs of small tiles: the two inner loops of attention.
 
     scores:    S[r, key] = sum over d of Q[r, d] * K[key, d]
     weighted:  O[r, d]   = sum over keys of P[r, key] * V[key, d]
@@ -6,23 +6,32 @@
 A word is 32 bits: one float32, or two neighbouring bfloat16 of the summed index. K lies as
 [words of d][keys], V as [words of keys][d], so that one vector is LANES keys (or dimensions)
 of one word, and Q and P are read word by word. K and V come in pieces (blocks of the cache),
-each with an address of its own. Each sum runs over its words in order, in float32, so a row's
-result depends on nothing but the row. Three kinds of product:
+each with an address of its own; S and P lie in rows of SCORE_STRIDE bytes. Each sum runs over its
+words in order, in float32, so a row's result depends on nothing but the row. Three kinds:
 
     float32   one fused multiply-add a word
     bfloat16  vdpbf16ps where the processor has it, else two fused multiply-adds a word
     tiles     AMX: 16 rows x 16 keys x 32 deep in one instruction
 
 Measured on a Xeon with AMX, one core: 3.0 TF/s for 2 x 2 tiles with their loads; a tile of 16
-keys deep takes as long as one of 32, so V is put together to 32 keys.
+keys deep takes as long as one of 32, so V is gathered to 32 keys.
+
+Both kinds give the same two functions (strides in bytes):
+
+    scores(s, q, q_stride, rows, keys, vectors, words, k_stride)
+        keys: addresses of `vectors` vectors of K; k_stride: from word to word of K
+    weighted(o, p, rows, values, pieces, words, stride, vectors)
+        values: addresses of `pieces` pieces of V of `words` words; stride: of V's words and
+        of rows of O; vectors: of O
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 
+from octavo.kernels.cpu.abi import SCORE_STRIDE
 from octavo.kernels.cpu.amx import store_tiles, sum_tiles
 from octavo.kernels.cpu.simd import (
     HAS_DOT,
@@ -65,7 +74,8 @@ def _dot(b: Any, half: bool, total: Any, word: Any, vector: Any) -> Any:
     return fma(b, x, y, total)
 
 
-def _turn(b: Any, half: bool, sums: Any, rows: Any, vectors: Any) -> list[Any]:
+def _add_products(b: Any, half: bool, sums: Any, rows: Any, vectors: Any) -> list[Any]:
+    """sums[rows, vectors] plus the products of the word at each row with each vector."""
     loaded = [load(b, address, VI) for address in vectors]
     out = []
     for r, address in enumerate(rows):
@@ -77,125 +87,128 @@ def _turn(b: Any, half: bool, sums: Any, rows: Any, vectors: Any) -> list[Any]:
     return out
 
 
-def _store_all(b: Any, sums: Any, base: Any, stride: Any, columns: int) -> None:
+def _store_all(b: Any, sums: Any, base: Any, stride: Any, vectors: int) -> None:
     for i, value in enumerate(sums):
-        row = b.add(base, b.mul(stride, ir.Constant(I64, i // columns)))
-        store(b, value, offset(b, row, i % columns * LANES * 4))
+        row = b.add(base, b.mul(stride, I64(i // vectors)))
+        store(b, value, offset(b, row, i % vectors * LANES * 4))
 
 
 def _rows(b: Any, base: Any, stride: Any, rows: int) -> list[Any]:
-    return [b.add(base, b.mul(stride, ir.Constant(I64, r))) for r in range(rows)]
+    return [b.add(base, b.mul(stride, I64(r))) for r in range(rows)]
 
 
-def _scores(half: bool, rows: int) -> Any:
+def _scores(half: bool, rows: int) -> Emit:
     """S[rows, VECTORS * LANES keys] over all words; keys[j] is the address of LANES keys."""
 
-    def scores(b, s, s_stride, q, q_stride, keys, words, k_stride):
+    def scores(b, s, q, q_stride, keys, words, k_stride):
         groups = [load(b, offset(b, keys, 8 * j), I64) for j in range(VECTORS)]
         queries = _rows(b, q, q_stride, rows)
 
-        def turn(i, *sums):
-            step, word = b.mul(i, k_stride), b.mul(i, ir.Constant(I64, 4))
-            vectors = [b.add(g, step) for g in groups]
-            return _turn(b, half, sums, [b.add(x, word) for x in queries], vectors)
+        def body(i, *sums):
+            at, word = b.mul(i, k_stride), b.mul(i, I64(4))
+            vectors = [b.add(g, at) for g in groups]
+            return _add_products(b, half, sums, [b.add(x, word) for x in queries], vectors)
 
-        sums = loop(b, words, [const(0.0)] * (rows * VECTORS), turn)
-        _store_all(b, sums, s, s_stride, VECTORS)
+        sums = loop(b, words, [const(0.0)] * (rows * VECTORS), body)
+        _store_all(b, sums, s, I64(SCORE_STRIDE), VECTORS)
+
+    return scores
+
+
+def _weighted(half: bool, vectors: int, rows: int) -> Emit:
+    """O[rows, vectors * LANES] over `pieces` pieces of V of `words` words each."""
+
+    def weighted(b, o, p, values, pieces, words, stride, at):
+        weights = _rows(b, p, I64(SCORE_STRIDE), rows)
+
+        def piece(i, *sums):
+            base = b.add(load(b, b.add(values, b.mul(i, I64(8))), I64), at)
+            first = b.mul(i, words)
+
+            def body(w, *sums):
+                word = b.mul(b.add(first, w), I64(4))
+                start = b.add(base, b.mul(w, stride))
+                columns = [offset(b, start, j * LANES * 4) for j in range(vectors)]
+                return _add_products(b, half, sums, [b.add(x, word) for x in weights], columns)
+
+            return loop(b, words, list(sums), body)
+
+        sums = loop(b, pieces, [const(0.0)] * (rows * vectors), piece)
+        _store_all(b, sums, o, stride, vectors)
+
+    return weighted
+
+
+_ROW_COUNTS = (1, 2, 3, 4, ROWS)  # those that have code of their own
+
+
+@jit(returns=types.int64)
+def _next_rows(left):
+    """Rows to take next: 7 as 4 + 3 and 8 as 4 + 4, not as 6 and a remainder."""
+    if left == ROWS or left > ROWS + 2:
+        return ROWS
+    return 3 if left == 5 else min(left, 4)
+
+
+def _switch_rows(b: Any, rows: Any, make: Callable[[int], Emit], *values: Any) -> None:
+    """Code of make(rows) for each of _ROW_COUNTS, and a branch to that of `rows`."""
+    after = b.append_basic_block("stored")
+    blocks = {count: b.append_basic_block(f"rows_{count}") for count in _ROW_COUNTS}
+    switch = b.switch(rows, blocks[ROWS])
+    for count, block in blocks.items():
+        if count != ROWS:
+            switch.add_case(I64(count), block)
+        b.position_at_end(block)
+        make(count)(b, *values)
+        b.branch(after)
+    b.position_at_end(after)
+
+
+def _scores_of(half: bool) -> Any:
+    def scores(b, rows, s, q, q_stride, keys, words, k_stride):
+        _switch_rows(b, rows, partial(_scores, half), s, q, q_stride, keys, words, k_stride)
 
     return op(types.void, *[_ADDRESS] * 7)(scores)
 
 
-def _weighted(half: bool, rows: int, columns: int) -> Any:
-    """O[rows, columns * LANES] over `pieces` pieces of V of `words` words each."""
+def _weighted_of(half: bool, vectors: int) -> Any:
+    def weighted(b, rows, o, p, values, pieces, words, stride, at):
+        make = partial(_weighted, half, vectors)
+        _switch_rows(b, rows, make, o, p, values, pieces, words, stride, at)
 
-    def weighted(b, o, o_stride, p, p_stride, values, pieces, words, v_stride, at):
-        weights = _rows(b, p, p_stride, rows)
-
-        def piece(i, *sums):
-            base = b.add(load(b, b.add(values, b.mul(i, ir.Constant(I64, 8))), I64), at)
-            first = b.mul(i, words)
-
-            def turn(w, *sums):
-                word = b.mul(b.add(first, w), ir.Constant(I64, 4))
-                start = b.add(base, b.mul(w, v_stride))
-                vectors = [offset(b, start, j * LANES * 4) for j in range(columns)]
-                return _turn(b, half, sums, [b.add(x, word) for x in weights], vectors)
-
-            return loop(b, words, list(sums), turn)
-
-        sums = loop(b, pieces, [const(0.0)] * (rows * columns), piece)
-        _store_all(b, sums, o, o_stride, columns)
-
-    return op(types.void, *[_ADDRESS] * 9)(weighted)
+    return op(types.void, *[_ADDRESS] * 8)(weighted)
 
 
 def vector_products(half: bool) -> tuple[Any, Any]:
     """(scores, weighted) for any number of rows, as functions to call from a kernel."""
-    s1, s2, s3, s4, s6 = (_scores(half, rows) for rows in (1, 2, 3, 4, ROWS))
-    wide = [_weighted(half, rows, VECTORS) for rows in (1, 2, 3, 4, ROWS)]
-    thin = [_weighted(half, rows, 1) for rows in (1, 2, 3, 4, ROWS)]
-    w1, w2, w3, w4, w6 = wide
-    t1, t2, t3, t4, t6 = thin
-    most, step = ROWS, LANES * 4
-
-    @jit(returns=types.int64)
-    def group(left):
-        """Rows to take next: 7 as 4 + 3 and 8 as 4 + 4, not as 6 and a remainder."""
-        if left == most or left > most + 2:
-            return most
-        return 3 if left == 5 else min(left, 4)
+    some_scores = _scores_of(half)
+    wide, thin = _weighted_of(half, VECTORS), _weighted_of(half, 1)
+    step = LANES * 4
 
     @jit
-    def scores(s, s_stride, q, q_stride, rows, keys, groups, words, k_stride):
+    def scores(s, q, q_stride, rows, keys, vectors, words, k_stride):
         r = 0
         while r < rows:
-            n = group(rows - r)
-            for g in range(0, groups, VECTORS):
-                to, at, k = s + r * s_stride + g * step, q + r * q_stride, keys + 8 * g
-                if n == 1:
-                    s1(to, s_stride, at, q_stride, k, words, k_stride)
-                elif n == 2:
-                    s2(to, s_stride, at, q_stride, k, words, k_stride)
-                elif n == 3:
-                    s3(to, s_stride, at, q_stride, k, words, k_stride)
-                elif n == 4:
-                    s4(to, s_stride, at, q_stride, k, words, k_stride)
-                else:
-                    s6(to, s_stride, at, q_stride, k, words, k_stride)
+            n = _next_rows(rows - r)
+            for v in range(0, vectors, VECTORS):
+                to, at = s + r * SCORE_STRIDE + v * step, q + r * q_stride
+                some_scores(n, to, at, q_stride, keys + 8 * v, words, k_stride)
             r += n
 
     @jit
-    def weighted(o, o_stride, p, p_stride, rows, values, pieces, words, v_stride, columns):
+    def weighted(o, p, rows, values, pieces, words, stride, vectors):
         r = 0
         while r < rows:
-            n = group(rows - r)
-            c = 0
-            while c < columns:
-                to, at, z = o + r * o_stride + c * step, p + r * p_stride, c * step
-                if columns - c >= VECTORS:
-                    if n == 1:
-                        w1(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 2:
-                        w2(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 3:
-                        w3(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 4:
-                        w4(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    else:
-                        w6(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    c += VECTORS
+            n = _next_rows(rows - r)
+            v = 0
+            while v < vectors:
+                to, at = o + r * stride + v * step, p + r * SCORE_STRIDE
+                if vectors - v >= VECTORS:
+                    wide(n, to, at, values, pieces, words, stride, v * step)
+                    v += VECTORS
                 else:
-                    if n == 1:
-                        t1(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 2:
-                        t2(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 3:
-                        t3(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    elif n == 4:
-                        t4(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    else:
-                        t6(to, o_stride, at, p_stride, values, pieces, words, v_stride, z)
-                    c += 1
+                    thin(n, to, at, values, pieces, words, stride, v * step)
+                    v += 1
             r += n
 
     return scores, weighted
@@ -204,30 +217,30 @@ def vector_products(half: bool) -> tuple[Any, Any]:
 # -- AMX ------------------------------------------------------------------------------------
 
 
-def _tile_scores(tall: int, wide: int) -> Any:
-    def scores(b, s, s_stride, q, q_stride, keys, turns, k_stride):
-        groups = [load(b, offset(b, keys, 8 * j), I64) for j in range(wide)]
+def _tile_scores(height: int, width: int) -> Any:
+    def scores(b, s, q, q_stride, keys, k_steps, k_stride):
+        groups = [load(b, offset(b, keys, 8 * j), I64) for j in range(width)]
 
-        def piece(i):
-            step = b.mul(i, b.mul(k_stride, ir.Constant(I64, 16)))
+        def right(i):
+            step = b.mul(i, b.mul(k_stride, I64(16)))
             return lambda j: (b.add(groups[j], step), k_stride)
 
-        sum_tiles(b, tall, wide, turns, q, q_stride, piece)
-        store_tiles(b, tall, wide, s, s_stride)
+        sum_tiles(b, height, width, k_steps, q, q_stride, right)
+        store_tiles(b, height, width, s, I64(SCORE_STRIDE))
 
-    return op(types.void, *[_ADDRESS] * 7)(scores)
+    return op(types.void, *[_ADDRESS] * 6)(scores)
 
 
-def _tile_weighted(tall: int, wide: int) -> Any:
-    def weighted(b, o, o_stride, p, p_stride, values, pieces, v_stride, at):
-        def piece(i):
-            start = load(b, b.add(values, b.mul(i, ir.Constant(I64, 8))), I64)
-            return lambda j: (offset(b, b.add(start, at), 64 * j), v_stride)
+def _tile_weighted(height: int, width: int) -> Any:
+    def weighted(b, o, p, values, pieces, stride, at):
+        def right(i):
+            start = load(b, b.add(values, b.mul(i, I64(8))), I64)
+            return lambda j: (offset(b, b.add(start, at), 64 * j), stride)
 
-        sum_tiles(b, tall, wide, pieces, p, p_stride, piece)
-        store_tiles(b, tall, wide, o, o_stride)
+        sum_tiles(b, height, width, pieces, p, I64(SCORE_STRIDE), right)
+        store_tiles(b, height, width, o, stride)
 
-    return op(types.void, *[_ADDRESS] * 8)(weighted)
+    return op(types.void, *[_ADDRESS] * 6)(weighted)
 
 
 def tile_products() -> tuple[Any, Any]:
@@ -236,32 +249,32 @@ def tile_products() -> tuple[Any, Any]:
     w14, w11, w22, w21 = (_tile_weighted(*shape) for shape in ((1, 4), (1, 1), (2, 2), (2, 1)))
 
     @jit
-    def scores(s, s_stride, q, q_stride, rows, keys, groups, words, k_stride):
-        turns = words // 16
+    def scores(s, q, q_stride, rows, keys, vectors, words, k_stride):
+        k_steps = words // 16
         if rows > 16:
-            for g in range(0, groups, 2):
-                s22(s + 64 * g, s_stride, q, q_stride, keys + 8 * g, turns, k_stride)
+            for v in range(0, vectors, 2):
+                s22(s + 64 * v, q, q_stride, keys + 8 * v, k_steps, k_stride)
         else:
-            for g in range(0, groups, 4):
-                s14(s + 64 * g, s_stride, q, q_stride, keys + 8 * g, turns, k_stride)
+            for v in range(0, vectors, 4):
+                s14(s + 64 * v, q, q_stride, keys + 8 * v, k_steps, k_stride)
 
     @jit
-    def weighted(o, o_stride, p, p_stride, rows, values, pieces, words, v_stride, columns):
-        c = 0
-        while c < columns:
-            to, at = o + 64 * c, 64 * c
+    def weighted(o, p, rows, values, pieces, words, stride, vectors):
+        v = 0
+        while v < vectors:
+            to, at = o + 64 * v, 64 * v
             if rows > 16:
-                if columns - c >= 2:
-                    w22(to, o_stride, p, p_stride, values, pieces, v_stride, at)
-                    c += 2
+                if vectors - v >= 2:
+                    w22(to, p, values, pieces, stride, at)
+                    v += 2
                 else:
-                    w21(to, o_stride, p, p_stride, values, pieces, v_stride, at)
-                    c += 1
-            elif columns - c >= 4:
-                w14(to, o_stride, p, p_stride, values, pieces, v_stride, at)
-                c += 4
+                    w21(to, p, values, pieces, stride, at)
+                    v += 1
+            elif vectors - v >= 4:
+                w14(to, p, values, pieces, stride, at)
+                v += 4
             else:
-                w11(to, o_stride, p, p_stride, values, pieces, v_stride, at)
-                c += 1
+                w11(to, p, values, pieces, stride, at)
+                v += 1
 
     return scores, weighted

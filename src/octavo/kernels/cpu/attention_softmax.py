@@ -1,0 +1,209 @@
+"""The softmax of attention: scores of a KV split to weights, and joining splits (see `attention`).
+
+A row's scores lie in SCORE_STRIDE bytes at S of a thread's scratch. Statistics of up to QUERY_ROWS
+rows are m [QUERY_ROWS] (the maximum, in base 2), then l [QUERY_ROWS] (the sum of the weights).
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.simd import (
+    LANES,
+    Vec,
+    getd,
+    getf,
+    geti,
+    jit,
+    setf,
+    vadd,
+    vdiv,
+    vexp2,
+    vexp2_rough,
+    vfma,
+    vkeep,
+    vload,
+    vmax,
+    vmin,
+    vmul,
+    vsplat,
+    vstore,
+    vstore2,
+    vstoreh2,
+    vsub,
+    vsum,
+    vtop,
+    zero,
+)
+
+_STEP = abi.ATTENTION_STEP.offset
+_L = abi.QUERY_ROWS * 4  # from m to l
+_LOG2E = 1.4426950408889634
+_NONE = np.float32(-1e30)  # below any score; finite, so that two of them can be subtracted
+_ONE = np.float32(1.0)
+_UNROLL = 4 * LANES  # keys of a step of the loops over a row
+
+
+@jit
+def _soft_cap(s, first, end, cap, factor):
+    """s = cap * tanh(s * factor), with factor = scale / cap, in vectors first..end-1."""
+    one, two = vsplat(_ONE), vsplat(np.float32(2.0))
+    limit, most = vsplat(np.float32(factor * 2.0 * _LOG2E)), vsplat(np.float32(100.0))
+    for v in range(first, end):
+        here = s + v * LANES * 4
+        power = vexp2(vmin(vmul(vload(here), limit), most))  # e^2x; tanh x = 1 - 2 / (e^2x + 1)
+        tanh = vsub(one, vdiv(two, vadd(power, one)))
+        vstore(here, vmul(tanh, vsplat(np.float32(cap))))
+
+
+@jit(returns=types.float32)
+def _peak(s, low, high, factor):
+    """Mask a row of scores outside low..high-1, up to whole steps; returns its maximum."""
+    first, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4  # in vectors
+    for v in range(first, (low + LANES - 1) // LANES):
+        here = s + v * LANES * 4
+        vstore(here, vkeep(vload(here), low - v * LANES, LANES, _NONE))
+    for v in range(high // LANES, end):
+        here = s + v * LANES * 4
+        vstore(here, vkeep(vload(here), 0, high - v * LANES, _NONE))
+    t0 = t1 = t2 = t3 = vsplat(_NONE)
+    for here in range(s + first * LANES * 4, s + end * LANES * 4, _UNROLL * 4):
+        t0, t1 = vmax(vload(here), t0), vmax(vload(here + LANES * 4), t1)
+        t2, t3 = vmax(vload(here + LANES * 8), t2), vmax(vload(here + LANES * 12), t3)
+    return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
+
+
+def _weights(half: bool, coded: bool) -> Any:
+    size = 2 if half else 4
+    put, exp2 = (vstoreh2, vexp2_rough) if half else (vstore2, vexp2)
+
+    @jit(returns=Vec)
+    def scaled(w, scales, index):
+        return vmul(w, vload(scales + index * LANES * 4)) if coded else w
+
+    @jit(returns=Vec)
+    def weights(s, low, high, filled, factor, m, scales):
+        """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
+        Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order.
+        What is stored has V's scales on it."""
+        first, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4
+        slope, shift = vsplat(factor), vsplat(-m)
+        t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
+        to = s + first * LANES * size
+        for here in range(s + first * LANES * 4, s + end * LANES * 4, _UNROLL * 4):
+            w0 = exp2(vfma(vload(here), slope, shift))
+            w1 = exp2(vfma(vload(here + LANES * 4), slope, shift))
+            w2 = exp2(vfma(vload(here + LANES * 8), slope, shift))
+            w3 = exp2(vfma(vload(here + LANES * 12), slope, shift))
+            t0, t1, t2, t3 = vadd(t0, w0), vadd(t1, w1), vadd(t2, w2), vadd(t3, w3)
+            v = (here - s) // (LANES * 4)
+            put(to, scaled(w0, scales, v), scaled(w1, scales, v + 1))
+            put(to + _UNROLL // 2 * size, scaled(w2, scales, v + 2), scaled(w3, scales, v + 3))
+            to += _UNROLL * size
+        if first > 0:
+            zero(s, first * LANES * size)
+        if end * LANES < filled:
+            zero(s + end * LANES * size, (filled - end * LANES) * size)
+        return vadd(vadd(t0, t1), vadd(t2, t3))
+
+    return weights
+
+
+@jit
+def _scale(s, low, high, scales):
+    """Scores of codes times the scales of K."""
+    for v in range(low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4):
+        here = s + v * LANES * 4
+        vstore(here, vmul(vload(here), vload(scales + v * LANES * 4)))
+
+
+@jit(returns=types.int64)
+def _first_key(step, end):
+    """The first key that a query sees which sees keys up to end - 1."""
+    window = geti(step + _STEP.window)
+    return max(0, end - window) if window > 0 else 0
+
+
+def softmax(half: bool, coded: bool) -> Any:
+    """The softmax for weights in bfloat16 or float32, over K and V as they are or as codes."""
+    weights = _weights(half, coded)
+    size = 2 if half else 4
+
+    @jit
+    def tops(scratch, step, stats, first, rows):
+        """Mask the scores; m of each row."""
+        groups, cap = geti(step + _STEP.groups), getd(step + _STEP.cap)
+        scale = getd(step + _STEP.scale)
+        factor = np.float32((scale if cap == 0.0 else 1.0) * _LOG2E)
+        for r in range(rows):
+            high = (first + r) // groups + 1
+            low, high = _first_key(step, high), min(high, abi.SPLIT_KEYS)
+            row, top = scratch + abi.S + r * abi.SCORE_STRIDE, _NONE
+            if low < high:
+                if coded:
+                    _scale(row, low, high, scratch + abi.K_SCALES)
+                if cap > 0.0:
+                    begin, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4
+                    _soft_cap(row, begin, end, cap, scale / cap)
+                top = _peak(row, low, high, factor)
+            setf(stats + 4 * r, top)
+
+    @jit
+    def softmax(scratch, step, stats, first, rows, filled):
+        """Scores of `rows` rows to weights, in place, zeros up to `filled`; m and l of each.
+
+        Row r is query (first + r) // groups, counted so that query i sees the keys up to i. Three
+        passes over the rows, so that no row waits for the sum of the one before.
+        """
+        tops(scratch, step, stats, first, rows)
+        groups, cap = geti(step + _STEP.groups), getd(step + _STEP.cap)
+        factor = np.float32((getd(step + _STEP.scale) if cap == 0.0 else 1.0) * _LOG2E)
+        sums, scales = scratch + abi.SUMS, scratch + abi.V_SCALES
+        for r in range(rows):
+            high = (first + r) // groups + 1
+            low, high = _first_key(step, high), min(high, abi.SPLIT_KEYS)
+            row, total = scratch + abi.S + r * abi.SCORE_STRIDE, vsplat(np.float32(0.0))
+            if low < high:
+                total = weights(row, low, high, filled, factor, getf(stats + 4 * r), scales)
+            else:
+                zero(row, filled * size)
+            vstore(sums + r * LANES * 4, total)
+        for r in range(rows):
+            setf(stats + _L + 4 * r, vsum(vload(sums + r * LANES * 4)))
+
+    return softmax
+
+
+@jit
+def init_accumulators(o, stats, rows, dim):
+    """o [rows, dim], m and l of rows that see no key, QUERY_ROWS rows of statistics at a time."""
+    zero(o, rows * dim * 4)
+    for first in range(0, rows, abi.QUERY_ROWS):
+        here, n = stats + first * 8, min(abi.QUERY_ROWS, rows - first)
+        zero(here + _L, n * 4)
+        for r in range(n):
+            setf(here + 4 * r, _NONE)
+
+
+@jit
+def join(o, stats, new_o, new_stats, rows, dim, factors):
+    """Join a KV split (new_...) to the accumulators of up to QUERY_ROWS rows.
+
+    A row that has seen nothing yet, or sees nothing of this split, has l = 0, o = 0 and the
+    least m. factors: scratch for two float32 per row.
+    """
+    for i in range(0, rows * 4, LANES * 4):
+        m, l = stats + i, stats + _L + i  # noqa: E741
+        old, new = vload(m), vload(new_stats + i)
+        top = vmax(old, new)
+        a, b = vexp2(vsub(old, top)), vexp2(vsub(new, top))
+        vstore(factors + i, a)
+        vstore(factors + _L + i, b)
+        vstore(m, top)
+        vstore(l, vfma(vload(l), a, vmul(vload(new_stats + _L + i), b)))
+    for r in range(rows):
+        a, b = vsplat(getf(factors + 4 * r)), vsplat(getf(factors + _L + 4 * r))
+        for i in range(r * dim * 4, (r + 1) * dim * 4, LANES * 4):
+            vstore(o + i, vfma(vload(o + i), a, vmul(vload(new_o + i), b)))
