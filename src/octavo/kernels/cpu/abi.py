@@ -39,9 +39,9 @@ ATTENTION_STEP = Record(
 # split_begin..split_end - 1: the item's splits. Where num_items items divide the splits of a query
 # block, counter is their common counter, block_begin..block_end - 1 are all splits of the block,
 # and partial is where o [rows up to 16s, dim], m [QUERY_ROWS] and l [QUERY_ROWS] of each split
-# are kept, partial_bytes of memory each; else counter is 0. members: 0; or the item is the part of a shared-prefix group:
-# one split that the single query of each of num_queries rows sees whole, and members is the
-# address of the addresses of one item of each of these.
+# are kept, partial_bytes of memory each; else counter is 0. members: 0; or the item is the part
+# of a shared-prefix group: one split that the single query of each of num_queries rows sees
+# whole, and members is the address of the addresses of one item of each of these.
 ATTENTION_ITEM = Record(
     token=_I64, num_queries=_I64, rows=_I64, position=_I64, kv_head=_I64, table=_I64,
     split_begin=_I64, split_end=_I64, counter=_POINTER, num_items=_I64, block_begin=_I64,
