@@ -33,11 +33,11 @@ def test_grow_takes_just_what_is_needed_or_nothing() -> None:
     assert len(request.table) == 1
     assert kv.grow(request, 17)
     assert len(request.table) == 2
-    assert kv.room(request) == 48
+    assert kv.max_growth(request) == 48
     assert not kv.grow(request, 49)
     assert len(request.table) == 2
     request.num_computed = 32
-    assert kv.room(request) == 16
+    assert kv.max_growth(request) == 16
     kv.free(request)
     assert kv.pool.num_used == 0
     kv.check()
@@ -255,13 +255,13 @@ def test_a_swapped_request_that_ends_frees_its_host_blocks() -> None:
     kv.check()
 
 
-def test_leaving_costs_nothing_for_what_others_hold() -> None:
+def test_preemption_costs_nothing_for_what_others_hold() -> None:
     kv = manager()
     first = computed(kv, make("a", range(64)), 64)
-    assert kv.leaving_cost(first) == (64, 8)
+    assert kv.preemption_cost(first) == (64, 8)
     assert kv.freed_by(first, NOTHING) == 4
     second = computed(kv, make("b", [*range(32), *range(500, 532)]), 64)
-    assert kv.leaving_cost(second) == (32, 4)
+    assert kv.preemption_cost(second) == (32, 4)
     assert kv.freed_by(second, Prefix([second.table.groups[0][2:3]], [0])) == 1
     assert kv.freed_by(second, NOTHING) == 2
 

@@ -17,7 +17,7 @@ class BlockPool:
 
     `refs[b]` is how many tables hold block b; `hashes[b]` names its published content or is
     None. Both are for reading: only the methods change them. A published block must not be
-    written, by whoever holds it: others may find it at any time.
+    written, not even by its only holder: others may find it at any time.
     """
 
     __slots__ = (

@@ -203,7 +203,7 @@ class KVManager:
             held = [len(table) - table.first[group] for group in self._windowed]
         return self._more(request, len(table), held)
 
-    def room(self, request: Request) -> int:
+    def max_growth(self, request: Request) -> int:
         """The most tokens that `grow` could give `request` now."""
         free = self.pool.num_free - len(self._must_copy(request))
         if free < 0:
@@ -252,8 +252,8 @@ class KVManager:
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` start where `parent` is, on the same blocks, a half-full last one included.
 
-        parent  [ full ][ full ][ half ]      refs 2, 2, 2; whoever writes first to `half`
-        child   [ full ][ full ][ half ]      copies it, the last one writes in place
+        parent  [ full ][ full ][ half ]      refs 2, 2, 2; the first to write to `half`
+        child   [ full ][ full ][ half ]      copies it, the last holder writes in place
         """
         child.table = parent.table.fork()
         child.num_computed = parent.num_computed
@@ -401,8 +401,8 @@ class KVManager:
         names = self._content(request)[:full]
         return [n for n, block in zip(names, request.host_blocks, strict=False) if block]
 
-    def leaving_cost(self, request: Request) -> tuple[int, int]:
-        """(tokens to compute again, blocks to copy there and back) if `request` leaves now.
+    def preemption_cost(self, request: Request) -> tuple[int, int]:
+        """(tokens to recompute, block copies to swap out and in) if `request` is preempted now.
 
         Blocks that others hold too stay, and cost neither; tokens are saved where that is so
         in every group.
@@ -416,7 +416,7 @@ class KVManager:
         return tokens, 2 * shared.count(False)
 
     def freed_by(self, request: Request, wanted: Prefix) -> int:
-        """Blocks that become free when `request` leaves, beside those that are `wanted` as is."""
+        """Blocks that become free when `request` is preempted, without those that are `wanted`."""
         refs = self.pool.refs
         keep = set(wanted.held())
         return sum([refs[block] == 1 and block not in keep for block in request.table.held()])

@@ -93,7 +93,7 @@ class Queues:
             return False
         if self.preemption_mode == "swap":
             return True
-        tokens, blocks = self.kv.leaving_cost(request)
+        tokens, blocks = self.kv.preemption_cost(request)
         token, block = self.rates.token_seconds, self.rates.block_seconds
         if token is None or block is None:
             return tokens > 0  # swap once, to measure its cost

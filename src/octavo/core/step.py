@@ -193,7 +193,7 @@ class StepBuilder:
         """Assign its share to a running request; False if memory ran out."""
         if not self._left:
             return True
-        enough = self._kv.room(request) > 0
+        enough = self._kv.max_growth(request) > 0
         if enough or self._make_room(request):
             self._assign_share(request)
         return enough
@@ -204,7 +204,7 @@ class StepBuilder:
         count = min(lag, self._left)
         if count < lag and (self._queues.waiting or len(self._queues.running) > 1):
             count = min(count, max(self._left // 2, MIN_SHARE))
-        self._assign_tokens(request, min(count, self._kv.room(request)))
+        self._assign_tokens(request, min(count, self._kv.max_growth(request)))
 
     def _assign_tokens(self, request: Request, count: int) -> None:
         """Assign `count` more tokens, with their blocks."""
@@ -227,7 +227,7 @@ class StepBuilder:
             if request.status is not Status.RUNNING:
                 continue
             assigned = self._assigned.get(request, 0)
-            count = min(request.lag - assigned, self._left, self._kv.room(request) - assigned)
+            count = min(request.lag - assigned, self._left, self._kv.max_growth(request) - assigned)
             if count > 0:
                 self._assign_tokens(request, count)
 
@@ -238,7 +238,7 @@ class StepBuilder:
                 continue
             if self._kv.pool.num_free <= self._spare():
                 return
-            drafts = request.drafts[: min(self._left, self._kv.room(request) - count)]
+            drafts = request.drafts[: min(self._left, self._kv.max_growth(request) - count)]
             if drafts and self._kv.grow(request, count + len(drafts)):
                 self._drafts[request] = drafts
                 self._left -= len(drafts)

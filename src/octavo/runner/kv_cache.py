@@ -23,11 +23,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
-from octavo.log import get_logger
 from octavo.runner.device import Device
-
-logger = get_logger(__name__)
-
 
 # A group may lack layers, whose pages are then unused: at most this share of those of its kind.
 _MOST_PADDING = 1 / 8
@@ -69,7 +65,6 @@ def kv_layout(
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec.cache, []).append(layer)
     if len(kinds) > 1 and len(set(pages)) > 1:
-        logger.info("layers with a window cache all keys: their KV differs in shape from others'")
         kinds = {FULL: list(range(len(specs)))}
     size = _group_size([len(layers) for layers in kinds.values()])
     groups: list[CacheSpec] = []
@@ -151,7 +146,7 @@ class KVCache:
 
 
 def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in a file of `folder` that is gone when the process is, however it ends.
+    """A tensor in a file of `folder` that does not outlive the process, however it ends.
 
     Its whole size is taken at once, so that the disk cannot run out while requests are on it.
     Raises ConfigError when the folder cannot be written or the disk is too small.

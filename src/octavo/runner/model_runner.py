@@ -9,6 +9,7 @@ from octavo.attention.base import AttentionBackend
 from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
 from octavo.core.plan import (
+    FULL,
     PlanRow,
     RowResult,
     RunnerLimits,
@@ -57,6 +58,8 @@ class ModelRunner:
         specs = self.model.attention_specs
         self.layout = kv_layout(self.backend, specs, config.block_size, self.kv_dtype)
         self._block_bytes = self.layout.block_bytes
+        if self.layout.groups == (FULL,) and any(spec.window for spec in specs):
+            logger.info("layers with a window cache all keys: the KV of layers differs in shape")
         budget, terms = self._kv_budget()
         self.limits = self._limits(budget, terms)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
