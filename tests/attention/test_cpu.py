@@ -112,6 +112,21 @@ def test_mdl_11_sliding_window(window: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_the_layers_of_gemma_3(dtype: torch.dtype, kind: str) -> None:
+    """Heads of 256 with a window of 512 over an int8 cache, chunked or not."""
+    if dtype == torch.float32 and kind == "tiles":
+        pytest.skip("float32 has one kind")
+    spec = spec_of(4, 1, 256, window=512)
+    run = Sequences(CpuAttention(), spec, [900, 40], 16, dtype, kv_dtype=torch.int8)
+    for queries in ([900, 40], [1, 1], [300, 7]):
+        for i, got in enumerate(run.attend(queries)):
+            assert_close(got, run.expected(i)[-queries[i] :])
+    whole = run.attend([900, 40])[0]
+    for size in (1, 100, 513):
+        assert torch.equal(run.chunks(0, size), whole), size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_layers_with_and_without_a_window_share_a_step(dtype: torch.dtype) -> None:
     backend = CpuAttention()
     runs = [
