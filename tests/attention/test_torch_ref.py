@@ -37,9 +37,7 @@ def test_the_null_block_behind_a_window_changes_nothing(codes: torch.dtype | Non
     query = torch.cat([run.q[0][-1:], run.q[1][-9:]])
     expected = run.backend.attend(query, run.cache, step, spec)
     tables = step.block_tables.clone()
-    tables[0, :3] = tables[1, :1] = (
-        0  # tokens 0..47 and 0..15; seen are those from 50 and from 22 on
-    )
+    tables[0, :3] = tables[1, :1] = 0  # seen are tokens from 50 and from 22 on
     released = replace(step, block_tables=tables)
     assert torch.equal(run.backend.attend(query, run.cache, released, spec), expected)
     tables[0, 3] = 0
