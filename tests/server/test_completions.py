@@ -393,3 +393,22 @@ def test_one_request_that_fails_fails_alone(server):
     assert mixed.status_code == 500
     server.assert_alive()
     server.assert_idle()
+
+
+def test_a_completion_without_max_tokens_gets_at_most_what_fits(server):
+    for left in (1, 4, 15):
+        reply = server.post("/v1/completions", prompt=[65] * (512 - left), ignore_eos=True)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["usage"]["completion_tokens"] == left
+    reply = server.post("/v1/completions", prompt=[65] * 480, ignore_eos=True)
+    assert reply.json()["usage"]["completion_tokens"] == 16
+    for asked, param in ({"max_tokens": 5}, "max_tokens"), ({"min_tokens": 20}, "min_tokens"):
+        reply = server.post("/v1/completions", prompt=[65] * 508, **asked)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_what_asks_for_nothing_is_taken_beside_ids(server):
+    reply = server.post("/v1/completions", prompt=[65], add_special_tokens=False, best_of=1)
+    assert reply.status_code == 200
+    for body in {"continue_final_message": False}, {"chat_template_kwargs": {}}:
+        assert server.post("/tokenize", prompt="x", **body).status_code == 200

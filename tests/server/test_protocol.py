@@ -165,6 +165,70 @@ def test_a_neutral_value_is_of_its_own_type():
     refused({"prompt": "x", "use_beam_search": 0})
 
 
+NEUTRAL = [
+    {"best_of": 1}, {"best_of": 3, "n": 3}, {"n": 1.0}, {"max_tokens": 5.0}, {"seed": -0.0},
+    {"stream_options": {}}, {"stream_options": {"include_usage": False}}, {"logit_bias": {}},
+    {"user": ""}, {"store": False}, {"service_tier": "auto"}, {"service_tier": "default"},
+    {"metadata": {}}, {"response_format": {"type": "text"}}, {"length_penalty": 1},
+    {"stream_interval": 1.0}, {"use_beam_search": False}, {"stop": []}, {"bad_words": []},
+    {"vllm_xargs": {}}, {"prompt_cache_retention": "in_memory"}, {"top_k": 0}, {"priority": 0},
+    {"return_hidden_states": False}, {"no_stop_trim": False}, {"lora_path": None},
+]  # fmt: skip
+NEUTRAL_CHAT = [
+    {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": [], "tool_choice": "auto"},
+    {"tools": None}, {"functions": []}, {"function_call": "auto"}, {"documents": []},
+    {"parallel_tool_calls": True}, {"parallel_tool_calls": False}, {"reasoning_effort": "none"},
+    {"top_logprobs": 0}, {"logprobs": False, "top_logprobs": 0}, {"verbosity": "medium"},
+    {"modalities": ["text"]}, {"include_reasoning": True}, {"web_search_options": None},
+    {"mm_processor_kwargs": {}}, {"max_completion_tokens": 5.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [*NEUTRAL, {"suffix": ""}, {"prompt_embeds": []}])
+def test_a_completion_takes_what_asks_for_nothing(fields):
+    assert sampling_params(completion(**fields), {}).n == fields.get("n", 1)
+
+
+@pytest.mark.parametrize("fields", [*NEUTRAL, *NEUTRAL_CHAT])
+def test_a_chat_takes_what_asks_for_nothing(fields):
+    assert sampling_params(chat(**fields), {}).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2}, "best_of"), ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": True}, "best_of"), ({"n": 1.5}, "n"), ({"suffix": "x"}, "suffix"),
+        ({"use_beam_search": True}, "use_beam_search"), ({"length_penalty": 1.5}, "length_penalty"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"reasoning_effort": "low"},
+         "reasoning_effort"), ({"verbosity": "low"}, "verbosity"),
+        ({"tool_choice": "auto", "tools": [{}]}, "tools"), ({"top_logprobs": -1}, "top_logprobs"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"include_reasoning": False}, "include_reasoning"),
+    ],
+)  # fmt: skip
+def test_other_values_of_the_same_fields_are_refused_by_name(fields, param):
+    if param == "suffix":
+        assert refused({"prompt": "x", **fields}).param == param
+    else:
+        assert refused({"messages": HI, **fields}, ChatBody).param == param
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"reasoning_content": ""}, {"reasoning": ""}, {"refusal": ""}, {"tool_calls": []},
+     {"provider_specific_fields": {}}, {"thinking_blocks": []}, {"reasoning_details": []},
+     {"images": []}, {"tool_call_id": ""}, {"prefix": False}, {"function_call": None}],
+)  # fmt: skip
+def test_a_message_that_clients_send_back_may_have_empty_fields(field):
+    message = {"role": "assistant", "content": "hi"}
+    assert chat(messages=[*HI, {**message, **field}]).messages[1] == message
+    name = next(iter(field))
+    with pytest.raises(RequestError, match="not supported"):
+        chat(messages=[*HI, {**message, name: "something"}])
+
+
 def test_bookkeeping_fields_are_accepted():
     for name in protocol.NO_OPS:
         assert completion(**{name: "anything"}).prompt == "x"
@@ -205,6 +269,12 @@ def test_lim_04_limits_left_out():
     assert refused({"messages": HI, "max_completion_tokens": 0}, ChatBody).param == (
         "max_completion_tokens"
     )
+
+
+def test_min_tokens_is_not_held_against_a_limit_that_nobody_sent():
+    assert sampling_params(completion(min_tokens=20), {}).max_tokens == 20
+    assert sampling_params(completion(min_tokens=5), {}).max_tokens == 16
+    assert refused({"prompt": "x", "min_tokens": 20, "max_tokens": 16}).param == "min_tokens"
 
 
 def test_smp_21_the_model_s_defaults_hold_field_by_field():

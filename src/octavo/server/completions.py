@@ -63,13 +63,28 @@ async def _prompted(
 ) -> Prompted:
     if isinstance(prompt, str):
         ids = await service.prompts.encode(prompt, body.add_special_tokens is not False)
+        params = _fitting(params, body, len(ids), service)
         return await make_submission(service, ids, params, body), prompt
-    if body.add_special_tokens is not None:
+    if body.add_special_tokens:  # false asks for nothing
         raise RequestError("add_special_tokens needs a prompt as text", "add_special_tokens")
+    params = _fitting(params, body, len(prompt), service)
     submission = await make_submission(service, prompt, params, body)
     if not body.echo:
         return submission, None
     return submission, service.prompts.tokenizer.decode(prompt, params.skip_special_tokens)
+
+
+def _fitting(
+    params: SamplingParams, body: CompletionBody, prompt_length: int, service: Service
+) -> SamplingParams:
+    """`params`, up to the window where the default of `max_tokens` does not fit into it.
+
+    Only a `max_tokens` that the request has can be at fault.
+    """
+    left = service.limits.max_model_len - prompt_length
+    if body.max_tokens is not None or (params.max_tokens or 0) <= left:
+        return params
+    return params.with_(max_tokens=None)
 
 
 class _Writer:

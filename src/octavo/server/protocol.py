@@ -11,58 +11,96 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, nearest
 from octavo.params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 
+DEFAULT_MAX_TOKENS = 16  # of a completion, as far as the window has room
+
 # OpenAI's bookkeeping fields: they change nothing in an answer, so clients may send them.
 NO_OPS = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
 
-# Known fields that are refused, with the values that are harmless and so may be sent.
-RefusedFields = dict[str, tuple[object, ...]]
+# Known fields that are not supported, each with its neutral values: those that ask for nothing, so
+# that clients which always send the field are served. `null` is neutral for all of them. Every
+# other value is refused by name.
+NeutralValues = dict[str, tuple[object, ...]]
 
 
-def _refused(names: str, **harmless: object) -> RefusedFields:
-    never: RefusedFields = dict.fromkeys(names.split(), ())
-    return never | {name: (value,) for name, value in harmless.items()}
+def _never(names: str) -> NeutralValues:
+    """Fields of which only `null` asks for nothing."""
+    return dict.fromkeys(names.split(), ())
 
 
-_UNSUPPORTED = _refused(
-    "structured_outputs guided_json guided_regex guided_choice guided_grammar "
-    "guided_decoding_backend guided_whitespace_pattern truncate_prompt_tokens truncation_side "
-    "logprob_token_ids session_id kv_transfer_params vllm_xargs repetition_detection "
-    "thinking_token_budget",
-    response_format={"type": "text"},
-    return_prompt_text=False,
-    stream_interval=1,
-    use_beam_search=False,
-    length_penalty=1.0,
-    early_stopping=False,
-    spaces_between_special_tokens=True,
-)
-_UNSUPPORTED_CHAT = _UNSUPPORTED | _refused(
-    "parallel_tool_calls chat_template best_of reasoning_effort include_reasoning audio "
-    "prediction verbosity web_search_options",
-    tools=[],
-    tool_choice="none",
-    functions=[],
-    function_call="none",
-    documents=[],
-    echo=False,
-    add_special_tokens=False,
-    modalities=["text"],
-)
+_UNSUPPORTED: NeutralValues = {
+    **_never(
+        "structured_outputs guided_json guided_regex guided_choice guided_grammar "
+        "guided_decoding_backend guided_whitespace_pattern truncate_prompt_tokens "
+        "truncation_side session_id repetition_detection thinking_token_budget "
+        "regex ebnf json_schema lora_path custom_logit_processor custom_params"
+    ),
+    "best_of": (1,),  # and n: see _SAME_AS
+    "early_stopping": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logprob_token_ids": ([],),
+    "no_stop_trim": (False,),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_routed_experts": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+_UNSUPPORTED_COMPLETION: NeutralValues = {
+    **_UNSUPPORTED,
+    "prompt_embeds": ([],),
+    "suffix": ("",),
+}
+# Tools that are given are refused by `tools`, so that how to choose among none asks for nothing.
+_UNSUPPORTED_CHAT: NeutralValues = {
+    **_UNSUPPORTED,
+    **_never("chat_template audio moderation prediction web_search_options"),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": ("none",),
+    "separate_reasoning": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+}
 # Clients send an assistant's message back as they received it, unused fields included.
-_UNSUPPORTED_MESSAGE = _refused(
-    "tool_call_id function_call refusal audio reasoning reasoning_content",
-    tool_calls=[],
-    annotations=[],
-)
+_UNSUPPORTED_MESSAGE: NeutralValues = {
+    **_never("audio cache_control function_call parsed"),
+    "annotations": ([],),
+    "images": ([],),
+    "prefix": (False,),
+    "provider_specific_fields": ({},),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "reasoning_details": ([],),
+    "refusal": ("",),
+    "thinking_blocks": ([],),
+    "tool_call_id": ("",),
+    "tool_calls": ([],),
+}
+# A field that is also neutral where it repeats the value of another one.
+_SAME_AS = {"best_of": "n"}
 _MESSAGE_FIELDS = ("role", "content", "name")
 
 
@@ -149,12 +187,17 @@ class DetokenizeBody(_Body, kw_only=True):
     model: str | None = None
 
 
-_REFUSED: dict[type[_Body], RefusedFields] = {
-    CompletionBody: _UNSUPPORTED | _refused("best_of suffix"),
+_REFUSED: dict[type[_Body], NeutralValues] = {
+    CompletionBody: _UNSUPPORTED_COMPLETION,
     ChatBody: _UNSUPPORTED_CHAT,
-    TokenizeBody: _refused("chat_template", tools=[]),
+    TokenizeBody: {**_never("chat_template"), "tools": ([],)},
     DetokenizeBody: {},
 }
+
+# Supported fields that are integers, in any body.
+_INTEGERS = frozenset(
+    name for kind in _REFUSED for name, hint in get_type_hints(kind).items() if hint == int | None
+)
 
 BodyT = TypeVar("BodyT", bound=_Body)
 
@@ -242,17 +285,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _kept(
     fields: Mapping[str, Any],
     known: Sequence[str],
-    refused: RefusedFields,
+    refused: NeutralValues,
     where: str = "",
 ) -> dict[str, Any]:
     """The known fields that are not null. Raises RequestError for those to refuse."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if name in known:
-            if value is not None:
-                kept[name] = value
+            if value is None:
+                continue
+            if type(value) is float and name in _INTEGERS and value.is_integer():
+                value = int(value)  # JSON has one kind of number: 1.0 is an integer
+            kept[name] = value
         elif name in refused:
-            if value is not None and not _neutral(value, refused[name]):
+            if value is not None and not _neutral(name, value, refused[name], fields):
                 raise RequestError(f"{where}{name} is not supported by this server", where + name)
         elif name not in NO_OPS or where:
             hint = nearest(name[:60], known)
@@ -266,8 +312,18 @@ def _message(item: object, index: int) -> object:
     return _kept(item, _MESSAGE_FIELDS, _UNSUPPORTED_MESSAGE, f"messages[{index}].")
 
 
-def _neutral(value: object, harmless: tuple[object, ...]) -> bool:
-    return any(value == item and type(value) is type(item) for item in harmless)
+def _neutral(
+    name: str, value: object, neutral: tuple[object, ...], fields: Mapping[str, Any]
+) -> bool:
+    """Whether a field that is not supported asks for nothing."""
+    if any(_equal(value, item) for item in neutral):
+        return True
+    return name in _SAME_AS and _equal(value, fields.get(_SAME_AS[name]))
+
+
+def _equal(one: object, other: object) -> bool:
+    """As JSON has it: 1 and 1.0 are equal, `true` and 1 are not."""
+    return one == other and (type(one) is bool) == (type(other) is bool)
 
 
 def _short(value: object) -> str:
@@ -311,6 +367,7 @@ def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]
         options["max_tokens"] = _chat_limit(body)
         options["logprobs"] = _chat_logprobs(body)
     else:
+        options.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
         options.update(_completion_options(body))
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     with body_field_names(body):
@@ -331,6 +388,8 @@ def body_field_names(body: CompletionBody | ChatBody) -> Iterator[None]:
 
 def _completion_options(body: CompletionBody) -> dict[str, Any]:
     changed: dict[str, Any] = {"logprobs": body.logprobs}
+    if body.max_tokens is None and (body.min_tokens or 0) > DEFAULT_MAX_TOKENS:
+        changed["max_tokens"] = body.min_tokens  # a default refuses nothing that was asked for
     if body.echo and body.logprobs is not None:
         changed["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     if body.echo and body.max_tokens == 0:
@@ -342,11 +401,12 @@ def _completion_options(body: CompletionBody) -> dict[str, Any]:
 
 
 def _check_stream(body: _Generation) -> None:
-    if body.stream_options is None:
+    options = body.stream_options
+    if options is None or not (options.include_usage or options.continuous_usage_stats):
         return
     if not body.stream:
         raise RequestError("stream_options needs stream: true", "stream_options")
-    if body.stream_options.continuous_usage_stats and not body.stream_options.include_usage:
+    if not options.include_usage:
         raise RequestError(
             "continuous_usage_stats needs include_usage: true",
             "stream_options.continuous_usage_stats",
@@ -374,7 +434,7 @@ def _chat_limit(body: ChatBody) -> int | None:
 def _chat_logprobs(body: ChatBody) -> int | None:
     top = body.top_logprobs
     if top is not None:
-        if not body.logprobs:
+        if top and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
         if not 0 <= top <= MAX_LOGPROBS:
             raise RequestError(
