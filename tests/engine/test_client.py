@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
+import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.submission import Submission
@@ -260,3 +264,154 @@ def test_closing_ends_the_process_and_removes_its_folder(folder):
         assert not os.path.exists(client._folder)
 
     asyncio.run(main())
+
+
+# Starts that fail half-way
+
+
+def left_behind(folder):
+    """Folders, children and descriptors that a start makes."""
+    children = {path.name for path in Path("/proc/self/task").glob("*/children")}
+    lists = [Path(f"/proc/self/task/{t}/children").read_text() for t in children if t.isdigit()]
+    return sorted(folder.glob("octavo-*")), sorted(lists), len(os.listdir("/proc/self/fd"))
+
+
+def failing(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def sockets(tmp_path, monkeypatch):
+    """The only folder that sockets may lie in."""
+    place = tmp_path / "s"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(module, "_SHORT_FOLDERS", ())
+    if len(str(place)) > 70:
+        pytest.skip("pytest's own folder is too long for a socket's path")
+    return place
+
+
+async def fails(folder, kind):
+    client = EngineClient(EngineConfig(model=str(folder), swap_space=0), "fake_engine:create")
+    with pytest.raises(kind) as caught:
+        await asyncio.wait_for(client.start(lambda: load_tokenizer(folder)), 20)
+    await client.close()  # as the server does
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "kind", "says"),
+    [
+        ("subprocess.Popen", OSError(24, "Too many open files"), EngineDeadError, "open files"),
+        ("threading.Thread.start", RuntimeError("can't start new thread"), RuntimeError, "thread"),
+        ("zmq.asyncio.Context.socket", zmq.ZMQError(24), EngineDeadError, "open files"),
+        ("zmq.asyncio.Context", zmq.ZMQError(24), EngineDeadError, "open files"),
+        ("tempfile.mkdtemp", OSError(28, "No space left on device"), ConfigError, "No space left"),
+        ("msgspec.json.encode", MemoryError("none"), MemoryError, "none"),
+        ("asyncio.create_task", KeyError("tasks"), KeyError, "tasks"),
+        ("OutputProcessor", ValueError("outputs"), ValueError, "outputs"),
+    ],
+)
+def test_whatever_step_of_a_start_fails_is_said_and_undone(
+    folder, sockets, monkeypatch, place, error, kind, says
+):
+    asyncio.run(asyncio.to_thread(int))  # what asyncio itself keeps open
+    before = left_behind(sockets)
+
+    async def main():
+        with monkeypatch.context() as patch:
+            if place == "threading.Thread.start":
+                patch.setattr(module.threading, "Thread", failing(error))
+            elif place == "asyncio.create_task":
+                patch.setattr(EngineClient, "_receive", failing(error))
+            else:
+                patch.setattr(f"octavo.engine.client.{place}", failing(error))
+            return await fails(folder, kind)
+
+    assert says in str(asyncio.run(main()))
+    assert left_behind(sockets) == before
+
+
+def test_what_closing_raises_does_not_hide_why_a_start_failed(folder, sockets, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+
+    async def main():
+        client = EngineClient(EngineConfig(model=str(folder), swap_space=0), "fake_engine:create")
+        monkeypatch.setattr(client, "close", failing(AttributeError("no attribute")))
+        monkeypatch.setattr(module.subprocess, "Popen", failing(OSError("first")))
+        with pytest.raises(EngineDeadError, match="first"):
+            await client.start(lambda: load_tokenizer(folder))
+        monkeypatch.undo()
+        await client.close()
+
+    asyncio.run(main())
+    assert "closing after a failed start" in caplog.text
+    assert not list(sockets.iterdir())
+
+
+def test_a_process_that_ends_at_once_is_said(folder, sockets, monkeypatch):
+    monkeypatch.setattr(module, "module_command", lambda name: ["false"])
+    error = asyncio.run(fails(folder, EngineDeadError))
+    assert "exit code 1" in str(error)
+    assert not list(sockets.iterdir())
+
+
+def test_a_long_tmpdir_is_left_for_a_shorter_folder(folder, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 113)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    run(folder, lambda client: asyncio.sleep(0))
+    assert not list(long.iterdir())
+    monkeypatch.setattr(module, "_SHORT_FOLDERS", ("/nowhere",))
+    error = str(asyncio.run(fails(folder, ConfigError)))
+    assert "set TMPDIR to a folder" in error
+    assert "at most 84 bytes" in error
+    assert str(long) in error
+    assert "/nowhere" in error
+
+
+def test_the_longest_path_that_is_taken_works(folder, tmp_path, monkeypatch):
+    place = tmp_path / "x"
+    missing = 84 - len(str(tmp_path)) - 1
+    if missing < 1:
+        pytest.skip("pytest's own folder is too long for a socket's path")
+    place = tmp_path / ("x" * missing)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(module, "_SHORT_FOLDERS", ())
+    run(folder, lambda client: asyncio.sleep(0))
+
+
+def test_a_fork_is_told_and_cannot_end_the_engine(folder):
+    async def body(client):
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                client.check_queue(1)
+            except EngineError as error:
+                os.write(writer, str(error).encode())
+            client.abort(["r0"])
+            with contextlib.suppress(StopIteration):
+                client.close().send(None)  # at once, without the loop
+            os._exit(0)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        said = os.read(reader, 1000).decode()
+        os.close(reader)
+        os.close(writer)
+        assert f"made in process {os.getpid()} and is used in its fork, process {child}" in said
+        assert len(await texts(await client.submit([request(client, [97])]))) == 1
+
+    run(folder, body)
+
+
+def test_the_engine_starts_among_files_named_like_modules(folder, tmp_path, monkeypatch):
+    for name in ("calendar", "json", "msgspec", "signal", "runpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran a file of the user')\n")
+    (tmp_path / "octavo").mkdir()
+    (tmp_path / "octavo" / "__init__.py").write_text("raise SystemExit('ran a folder of it')\n")
+    monkeypatch.chdir(tmp_path)
+    run(folder, lambda client: asyncio.sleep(0))

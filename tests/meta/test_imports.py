@@ -17,7 +17,7 @@ SOURCE = Path(octavo.__file__).parent
 
 # Each row sees the rows above it here; the columns of a row do not see each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "devices", "params", "outputs", "log", "version"),
+    ("errors", "config", "devices", "params", "outputs", "log", "processes", "version"),
     ("checkpoint",),
     ("core", "kernels", "dist", "text"),
     ("quant", "attention", "schedulers"),

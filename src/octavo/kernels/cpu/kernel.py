@@ -10,7 +10,6 @@ costs about 1 us on one thread and a few us on several.
 import contextlib
 import importlib
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -23,6 +22,7 @@ import torch
 from octavo.kernels.cpu import object_cache, openmp
 from octavo.kernels.cpu.arguments import Address, Arguments
 from octavo.kernels.cpu.pool import Pool
+from octavo.processes import module_command
 
 _PACKAGE = "octavo.kernels.cpu"
 
@@ -131,7 +131,7 @@ class Kernel:
             return
         names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
         with contextlib.suppress(OSError):  # then this process compiles them
-            command = [sys.executable, "-m", _PACKAGE, *names]
+            command = module_command(_PACKAGE, *names)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             for kernel in wanted:
                 kernel._compiler = process
