@@ -1,7 +1,8 @@
 """Find a tokenizer's files and read the parts that a `Tokenizer` is made of.
 
 A folder holds `tokenizer.json` (with its `tokenizer_config.json`) or, in older checkpoints, a
-SentencePiece `tokenizer.model`; a `.gguf` file carries its tokenizer in its metadata.
+SentencePiece `tokenizer.model`, or `vocab.json` and `merges.txt`, each with further files of added
+and special tokens; a `.gguf` file carries its tokenizer in its metadata.
 """
 
 import json
@@ -15,6 +16,9 @@ from tokenizers import AddedToken
 
 from octavo.checkpoint.gguf import read_gguf_header
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
+from octavo.text import added_tokens, vocab_files
+from octavo.text.added_tokens import NAMED_TOKENS as NAMED_TOKENS
+from octavo.text.added_tokens import text_of
 from octavo.text.spm_model import read_spm_model
 from octavo.text.vocab import (
     CONTROL,
@@ -27,8 +31,11 @@ from octavo.text.vocab import (
     splitter,
 )
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-                "mask_token")  # fmt: skip
+# The files that hold a vocabulary, the first that is there is read.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Vocabularies of formats that are not read, for the message.
+_FOREIGN = ("*.tiktoken", "tekken.json", "spiece.model", "*.bpe.model", "vocab.txt",
+            "tokenizer.model.v*")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,38 +74,78 @@ def read_parts(path: str | Path, metadata: Mapping[str, Any] | None = None) -> P
 def _read(path: Path, metadata: Mapping[str, Any] | None) -> Parts:
     if metadata is not None or path.suffix == ".gguf":
         return _from_gguf(path, read_gguf_header(path).metadata if metadata is None else metadata)
+    return _from_folder(*_vocabulary(path))
+
+
+def _vocabulary(path: Path) -> tuple[Path, Path]:
+    """The folder, and the file in it that holds the vocabulary."""
     if path.is_file():
-        folder, files = path.parent, [path]
-    elif path.is_dir():
-        folder, files = path, [path / "tokenizer.json", path / "tokenizer.model"]
-    else:
+        return path.parent, path
+    if not path.is_dir():
         raise ModelNotFoundError(f"{path} does not exist")
-    file = next((f for f in files if f.is_file()), None)
-    if file is None:
-        raise CheckpointError(f"{path} has no tokenizer: no tokenizer.json, no tokenizer.model")
-    config = _config(folder)
+    for name in _VOCABULARIES:
+        if (path / name).is_file():
+            return path, path / name
+    foreign = sorted(file.name for kind in _FOREIGN for file in path.glob(kind))
+    found = f" (it holds {', '.join(foreign)}, which is not read)" if foreign else ""
+    raise CheckpointError(
+        f"{path} has no tokenizer: no tokenizer.json, no tokenizer.model, and no vocab.json with "
+        f"merges.txt{found}"
+    )
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """What the files around a vocabulary say. config: tokenizer_config.json over
+    special_tokens_map.json; special: the unnamed special tokens; added: tokens by their id."""
+
+    config: Mapping[str, Any]
+    templates: dict[str, str]
+    special: list[str]
+    added: dict[int, AddedToken]
+
+
+def _described(folder: Path) -> _Folder:
+    own, mapped, legacy = (
+        {k: v for k, v in _json(folder / name).items() if v is not None}
+        if (folder / name).is_file()
+        else {}
+        for name in ("tokenizer_config.json", added_tokens.MAP, added_tokens.FILE)
+    )
+    config = {**mapped, **own}
+    templates = _templates(folder, config)
+    special = added_tokens.unnamed_special(folder, own, mapped)
+    named = [text for name in NAMED_TOKENS if (text := text_of(config.get(name)))]
+    tokens = added_tokens.by_id(folder, config, legacy, [*named, *special], templates.values())
+    return _Folder(config, templates, special, tokens)
+
+
+def _from_folder(folder: Path, file: Path) -> Parts:
+    described = _described(folder)
+    config = described.config
     if file.suffix == ".model":
-        return _from_spm(file, config, _templates(folder, config))
-    return _from_json(file, config, _templates(folder, config))
+        backend, implied = _spm(file, config)
+    elif file.name == "vocab.json":
+        merges = folder / "merges.txt"
+        backend, implied = vocab_files.read(file, merges, _json(file), config)
+    else:
+        implied = {}
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for any fault of the file
+            raise CheckpointError(f"{file} is not a valid tokenizer.json: {error}") from error
+    added_tokens.add(file, backend, described.added, described.special)
+    return _finish(file, backend, {**implied, **config}, described.templates)
 
 
-def _from_json(file: Path, config: Mapping[str, Any], templates: dict[str, str]) -> Parts:
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for any fault of the file
-        raise CheckpointError(f"{file} is not a valid tokenizer.json: {error}") from error
-    return _finish(file, backend, config, templates)
-
-
-def _from_spm(file: Path, config: Mapping[str, Any], templates: dict[str, str]) -> Parts:
+def _spm(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     model = read_spm_model(file, always_prefix=bool(config.get("legacy", True)))
     texts = model.pieces.texts
     ids = {"bos_token": model.bos_id, "eos_token": model.eos_id, "pad_token": model.pad_id,
            "unk_token": model.pieces.unk_id}  # fmt: skip
     own = {name: texts[i] for name, i in ids.items() if i is not None and i < len(texts)}
     # SentencePiece models add BOS unless their config says otherwise.
-    config = {"add_bos_token": "bos_token" in own, **own, **config}
-    return _finish(file, sentencepiece(model.pieces), config, templates)
+    return sentencepiece(model.pieces), {"add_bos_token": "bos_token" in own, **own}
 
 
 def _finish(
@@ -107,8 +154,7 @@ def _finish(
     config: Mapping[str, Any],
     templates: dict[str, str],
 ) -> Parts:
-    _add_listed_tokens(file, backend, config)
-    named = {name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name)))}
+    named = {name: text for name in NAMED_TOKENS if (text := text_of(config.get(name)))}
     for name in ("bos_token", "eos_token"):
         if name in named and backend.token_to_id(named[name]) is None:
             raise CheckpointError(f"{file}: the {name} {named[name]!r} is not in the vocabulary")
@@ -127,24 +173,6 @@ def _finish(
         add_bos=config.get("add_bos_token"),
         add_eos=config.get("add_eos_token"),
     )
-
-
-def _add_listed_tokens(
-    file: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any]
-) -> None:
-    """Tokens that only `tokenizer_config.json` lists, by id."""
-    listed = config.get("added_tokens_decoder") or {}
-    present = backend.get_added_tokens_decoder()
-    for key, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if int(key) in present:
-            continue
-        flags = {k: v for k, v in entry.items() if k not in ("content", "__type")}
-        backend.add_tokens([AddedToken(entry["content"], **flags)])
-        if (found := backend.token_to_id(entry["content"])) != int(key):
-            raise CheckpointError(
-                f"{file}: the added token {entry['content']!r} should have the id {key}, "
-                f"but the vocabulary gives it {found}"
-            )
 
 
 def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
@@ -240,16 +268,6 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json` over `special_tokens_map.json`; fields that are null count as
-    absent."""
-    merged: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (file := folder / name).is_file():
-            merged.update({k: v for k, v in _json(file).items() if v is not None})
-    return merged
-
-
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -275,10 +293,3 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
         templates[file.stem] = file.read_text(encoding="utf-8")
     return {name: text for name, text in templates.items() if text}
-
-
-def _text_of(token: Any) -> str | None:
-    """A special token of a config: its text, or an object that holds it."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
