@@ -94,7 +94,7 @@ def test_every_family_is_known_by_both_its_names() -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
-        ({"rope_scaling": [1]}, "rope_parameters"),
+        ({"rope_scaling": [1]}, "rope_scaling is .1.; it must be an object"),
         ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type is 'ntk'.*llama3, yarn"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "short_factor is None"),
         ({"rope_scaling": {"type": "su"}}, "rope_type is 'su'"),

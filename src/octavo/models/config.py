@@ -18,6 +18,7 @@ from octavo.models.fields import Fields
 from octavo.models.files import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
 from octavo.models.spec import LayerSpec, ModelSpec
+from octavo.models.spellings import agree, check_rope_keys, one_of, rope_block
 from octavo.quant import registry as quantizations
 
 GENERATION = "generation_config.json"
@@ -38,6 +39,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_IN_BLOCK_TOO = ("partial_rotary_factor", "original_max_position_embeddings")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -117,7 +119,7 @@ def from_config(
         logit_soft_cap=_soft_cap(family, fields, "final_logit_softcapping"),
         eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id") + extra.ids("eos_token_id"))),
         bos_token_id=fields.optional("bos_token_id", 0),
-        checkpoint_dtype=fields.get("dtype") or fields.get("torch_dtype"),
+        checkpoint_dtype=one_of(fields, "dtype", "torch_dtype"),
         generation_defaults=_generation_defaults(extra),
         extra={name: fields.get(name) for name in family.extra_fields},
         quantization=None if quantized is None else quantizations.describe(quantized, source),
@@ -239,20 +241,28 @@ class _Ropes:
     def __init__(self, family: Family, fields: Fields, max_position: int, head_dim: int) -> None:
         self._fields, self._family = fields, family
         self._max_position, self._head_dim = max_position, head_dim
-        given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-        if not isinstance(given, Mapping):
-            raise fields.wrong("rope_parameters", given, "an object")
+        given = rope_block(fields)
         nested = {name for name, value in given.items() if isinstance(value, Mapping)}
         if nested and (family.rope != "by window" or not nested <= {_FULL, _SLIDING}):
             raise fields.wrong("rope_parameters", sorted(nested), "one set for all layers")
+        if nested and (flat := given.keys() - nested - {"rope_type"}):
+            raise fields.wrong("rope_parameters", sorted(given), f"without {sorted(flat)}")
         theta = fields.get("rope_theta")
-        full = {"rope_theta": theta, **(given.get(_FULL) or {} if nested else given)}
-        self._full, self.temperature = self._read(full)
+        full = given.get(_FULL) or {} if nested else given
+        self._check_once(full, "rope_theta")
+        self._full, self.temperature = self._read({"rope_theta": theta, **full})
         self._sliding = self._full
         if family.rope == "by window":
-            local = fields.get("rope_local_base_freq") or theta
-            sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
-            self._sliding, _ = self._read(sliding)
+            local, sliding = fields.get("rope_local_base_freq") or theta, given.get(_SLIDING) or {}
+            self._check_once(sliding, "rope_local_base_freq")
+            self._sliding, _ = self._read({"rope_theta": local, **sliding})
+
+    def _check_once(self, block: Mapping[str, Any], theta: str) -> None:
+        """What stands in the config and in a block must agree. theta: its name in the config."""
+        pairs = [(theta, "rope_theta"), *((name, name) for name in _IN_BLOCK_TOO)]
+        for name, within in pairs:
+            given = self._fields.given(name)
+            agree(self._fields.source, (name, given), (f"rope: {within}", block.get(within)))
 
     def of(self, window: int | None) -> RopeSpec:
         return self._full if window is None else self._sliding
@@ -263,7 +273,7 @@ class _Ropes:
         kinds = {kind: kind for kind in ROPE_KINDS}
         if self._family.longrope:
             kinds |= {"su": "longrope", "yarn": "longrope"}
-        named = values.get("rope_type", values.get("type")) or "default"
+        named = values.get("rope_type") or "default"
         if named not in kinds:
             raise rope.wrong("rope_type", named, f"one of {', '.join(kinds)}")
         kind = cast(RopeKind, kinds[named])
@@ -271,6 +281,7 @@ class _Ropes:
         fraction = self._fraction(rope)
         if kind == "default":
             return RopeSpec(theta, fraction=fraction), None
+        check_rope_keys(rope, values)
         spec = self._scaled(kind, rope, theta, fraction)
         beta = rope.maybe_number("llama_4_scaling_beta") if self._family.temperature else None
         length = spec.original_max_position

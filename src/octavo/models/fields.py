@@ -19,6 +19,10 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name, self._defaults.get(name))
 
+    def given(self, name: str) -> Any:
+        """The config's own value, without its family's default."""
+        return self._values.get(name)
+
     def integer(self, name: str, low: int = 1) -> int:
         value = self.optional(name, low)
         if value is None:

@@ -193,6 +193,8 @@ def _rope(
     kind = fields.get("rope.scaling.type") or ("none" if factor == 1 else "linear")
     if family.longrope and "rope_factors_long.weight" in tensors:
         kind = "longrope"
+    if kind in ("linear", "yarn"):
+        fields.number(factor_key)
     if kind in ("none", "longrope") and factor != 1:
         raise fields.wrong(factor_key, factor, f"1 with rope.scaling.type {kind!r}")
     if kind == "longrope" and family.longrope:

@@ -123,6 +123,7 @@ def _described(folder: Path) -> _Folder:
 def _from_folder(folder: Path, file: Path) -> Parts:
     described = _described(folder)
     config = described.config
+    implied: Mapping[str, Any]
     if file.suffix == ".model":
         backend, implied = _spm(file, config)
     elif file.name == "vocab.json":
