@@ -1,4 +1,4 @@
-"""The CPU backend against the reference, and bit against bit with itself in other company."""
+"""The CPU backend against the reference, and bit against bit with itself in other batches."""
 
 import itertools
 import os
@@ -160,7 +160,7 @@ def test_scores_of_any_size_stay_finite(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("codes", [None, *CODES])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_smp_12_a_row_is_the_same_in_any_company(
+def test_smp_12_a_row_is_the_same_whatever_the_batch(
     dtype: torch.dtype, codes: torch.dtype | None, kind: str
 ) -> None:
     spec = spec_of(6, 2, 64)

@@ -31,7 +31,8 @@ def emulated(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
 
 
 def run_tests(folder: Path, *arguments: str) -> None:
-    done = emulated(folder, "-m", "pytest", "-p", "amx_emulation", "--no-header", *arguments)
+    command = ("-m", "pytest", "-p", "amx_emulation", "--timeout", "500")  # each compiles kernels
+    done = emulated(folder, *command, *arguments)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert " passed" in done.stdout
     assert "no AMX" not in done.stdout

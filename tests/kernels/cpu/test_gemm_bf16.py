@@ -64,7 +64,7 @@ def test_an_activation_that_the_kernel_does_not_have_is_not_fused() -> None:
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(96, 576), (576, 1536), (64, 4864)])
-def test_a_row_has_the_same_bits_in_any_company(
+def test_a_row_has_the_same_bits_whatever_the_batch(
     columns: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product, x = TiledWeight(drawn(columns, depth)), drawn(max(ROWS), depth, seed=2)

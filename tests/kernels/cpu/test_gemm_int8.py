@@ -1,4 +1,4 @@
-"""Integer products: exact sums, so equal to the reference but for one rounding, in any company."""
+"""GEMMs of quantized weights: exact sums, so equal to the reference but for one rounding."""
 
 import os
 import subprocess
@@ -114,7 +114,7 @@ def test_an_activation_that_the_kernel_does_not_have_is_not_fused():
 
 @pytest.mark.parametrize("make", [int8, int4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(make, dtype, monkeypatch):
+def test_a_row_has_the_same_bits_whatever_the_batch_and_on_any_threads(make, dtype, monkeypatch):
     packed, _, _ = make(352, 1600)
     product, x = QuantizedWeight(packed, None, dtype, Workspace()), drawn(300, 1600, dtype=dtype)
     monkeypatch.setattr(openmp, "threads", lambda: 2)
