@@ -42,6 +42,11 @@ def instruction_limit() -> str:
     return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
 
 
+def threads_from_environment() -> str | None:
+    """OMP_NUM_THREADS, which OpenMP reads itself; None where nobody set it."""
+    return os.environ.get("OMP_NUM_THREADS") or None
+
+
 def api_key_from_environment() -> str | None:
     """OCTAVO_API_KEY, so that the key need not stand in the process list."""
     return os.environ.get("OCTAVO_API_KEY") or None

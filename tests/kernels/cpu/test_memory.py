@@ -2,7 +2,8 @@
 
 import mmap
 
-from octavo.kernels.cpu import memory
+from octavo.kernels.cpu import cgroup, memory
+from octavo.kernels.cpu.cgroup import MemoryLimit
 
 
 def test_what_is_free_and_used_lies_within_the_total():
@@ -11,15 +12,14 @@ def test_what_is_free_and_used_lies_within_the_total():
     assert 0 < found.free <= found.total <= memory.installed_bytes()
 
 
-def test_a_cgroup_limit_counts(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    (tmp_path / "memory.current").write_text("73741824\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+def test_the_tightest_cgroup_counts(monkeypatch):
+    limits = [MemoryLimit(2**30, 200_000_000), MemoryLimit(2**31, 2**31 - 300_000_000)]
+    monkeypatch.setattr(cgroup, "memory_limits", lambda: limits)
     found = memory.measure()
     assert found.total == 2**30
-    assert found.free <= 10**9
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.measure().total > 2**30
+    assert found.free == 300_000_000
+    monkeypatch.setattr(cgroup, "memory_limits", lambda: [MemoryLimit(2**60, 2**59)])
+    assert 2**30 < memory.measure().total <= memory.installed_bytes()
 
 
 def test_the_peak_of_a_step_is_seen():

@@ -16,6 +16,7 @@ from octavo.kernels.cpu import (
     graph,
     huge_pages,
     memory,
+    openmp,
     sampling_call,
     target,
 )
@@ -38,6 +39,7 @@ class CpuDevice:
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages
+        openmp.limit_threads()
 
     def start(self) -> None:
         """Compile the kernels needed last in a process beside this one."""

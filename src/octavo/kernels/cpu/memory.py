@@ -1,7 +1,8 @@
 """Memory of the machine as the CPU device's memory: what there is, what is free, what is used.
 
-What this process may use is the machine's memory, or less where a cgroup limits it; and never
-more than what is free now, because other programs use the machine too.
+What this process may use is the machine's memory, or less where a cgroup limits it (`cgroup`); and
+never more than what is free now, because other programs use the machine too. Page cache counts as
+free: the system takes it back when memory is asked for.
 """
 
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from octavo.kernels.cpu import cgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,9 @@ def _status_bytes(key: str) -> int:
 def _machine() -> tuple[int, int]:
     """(total, free) bytes, cgroup limits honoured."""
     total, free = _meminfo()
-    for limit_file, usage_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _number(_CGROUP / limit_file), _number(_CGROUP / usage_file)
-        if limit is not None and limit < total:
-            total = limit
-            free = min(free, limit - (usage or 0))
-    return total, max(free, 0)
+    for group in cgroup.memory_limits():
+        total, free = min(total, group.limit), min(free, group.free)
+    return total, free
 
 
 def _meminfo() -> tuple[int, int]:
@@ -89,11 +84,3 @@ def _meminfo() -> tuple[int, int]:
 def _sysconf_memory() -> tuple[int, int]:
     total = installed_bytes()
     return total, total // 2
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

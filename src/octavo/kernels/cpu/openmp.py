@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from octavo import log
+from octavo.kernels.cpu import cgroup
 from octavo.kernels.cpu.arguments import Address
 
 _logger = log.get_logger(__name__)
@@ -48,7 +49,7 @@ class Team:
             self._fork(address, arguments, threads, 0)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1))
+            self._pool = ThreadPoolExecutor(max_workers=allowed_threads())
         function = Function(address)
         for job in [self._pool.submit(function, arguments) for _ in range(threads)]:
             job.result()
@@ -63,6 +64,36 @@ def team() -> Team:
 def threads() -> int:
     """How many threads a kernel may use: torch's setting."""
     return torch.get_num_threads()
+
+
+def allowed_threads() -> int:
+    """Processors of this process's affinity (cpuset), or fewer where a cgroup's quota is less.
+
+    A thread more than the quota gains no time: the group is stopped once it has used its share,
+    and threads that wait for each other spend theirs on waiting.
+    """
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        count = os.cpu_count() or 1
+    quota = cgroup.processor_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def limit_threads() -> None:
+    """Let torch and the kernels use no more threads than `allowed_threads`.
+
+    OMP_NUM_THREADS, which OpenMP obeys, is left as it is.
+    """
+    if log.threads_from_environment() is not None:
+        return
+    before, allowed = threads(), allowed_threads()
+    if allowed < before:
+        torch.set_num_threads(allowed)
+        _logger.info(
+            "%d threads rather than %d: this container may use %.2f processors (cgroup quota); "
+            "OMP_NUM_THREADS overrides it", allowed, before, cgroup.processor_quota() or allowed
+        )  # fmt: skip
 
 
 def _find_gomp() -> ctypes.CDLL | None:
