@@ -36,7 +36,7 @@ class Family:
     """One model family.
 
     name: its `model_type`; architecture: its entry in a config's `architectures`; gguf: its
-        `general.architecture` ("" if llama.cpp has none), aliases: other names of the same.
+        `general.architecture` ("" if llama.cpp has none of its own).
     norm: its kind; norm_bias: whether it has a bias; norm_eps: the config's field of epsilon.
     norm_offset: added to norm weights; GGUF files hold the sum. norm_cast_first: normed rows are
         rounded before the multiply by the weight, too (no row says so: once is more exact).
@@ -60,7 +60,6 @@ class Family:
     name: str
     architecture: str
     gguf: str = ""
-    aliases: tuple[str, ...] = ()
     qkv_bias: BiasRule = "never"
     output_bias: BiasRule = "never"
     mlp_bias: BiasRule = "never"
@@ -333,7 +332,7 @@ WRAPPERS: tuple[Wrapper, ...] = tuple(
 def by_architecture(name: str) -> Family:
     """The family of an architecture or model type; else CheckpointError lists the known ones."""
     for family in FAMILIES:
-        if name in (family.architecture, family.name, *family.aliases):
+        if name in (family.architecture, family.name):
             return family
     known = [f.architecture for f in FAMILIES] + [w.architecture for w in WRAPPERS]
     raise CheckpointError(
