@@ -201,6 +201,8 @@ def _rope(
         return _longrope(fields, plain, tensors, dims // 2)
     if kind not in ("none", "linear", "yarn"):
         raise fields.wrong("rope.scaling.type", kind, "none, linear or yarn")
+    if kind != "none" and not fields.get(factor_key):
+        raise fields.wrong(factor_key, fields.get(factor_key), "a number above 0")
     factors: tuple[float, ...] = ()
     if "rope_freqs.weight" in tensors:
         factors = _divisors(fields, tensors, "rope_freqs.weight", dims // 2)
