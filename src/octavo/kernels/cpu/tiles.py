@@ -139,7 +139,7 @@ def _weighted(half: bool, vectors: int, rows: int) -> Emit:
     return weighted
 
 
-_ROW_COUNTS = (1, 2, 3, 4, ROWS)  # those that have code of their own
+_ROW_COUNTS = tuple(sorted({1, 2, 3, 4, ROWS}))  # those that have code of their own
 
 
 @jit(returns=types.int64)
