@@ -23,7 +23,7 @@ from tests.core.harness import (
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import RowResult, SampleSpec, StepResult
-from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler
+from octavo.core.policy import FIFOScheduler, Load, Policy, PriorityScheduler, StepLatencies
 from octavo.core.queues import Queues
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -430,6 +430,30 @@ def test_nobody_is_displaced_for_ever() -> None:
     bench.run([make("a", prompt(100), 5), make("b", prompt(100, 1), 5)], limit=400)
     assert bench.scheduler.num_displaced > 6
     same_as_alone(bench)
+
+
+class Listening(FIFOScheduler):
+    """Keeps the latencies that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(max_stretch=None)
+        self.heard: list[StepLatencies] = []
+
+    def observe(self, latencies: StepLatencies) -> None:
+        self.heard.append(latencies)
+
+    def refusal(self, load: Load) -> str | None:
+        return None
+
+
+def test_a_chunk_of_a_prompt_is_no_token_for_a_latency_policy() -> None:
+    policy = Listening()
+    bench = Bench(budget=64, policy=policy)
+    bench.run([make("a", prompt(200), 3)])
+    firsts = [seconds for heard in policy.heard for seconds in heard.firsts]
+    gaps = [seconds for heard in policy.heard for seconds in heard.gaps]
+    assert firsts == pytest.approx([0.04])  # four chunks of 0.01 s
+    assert gaps == pytest.approx([0.01, 0.01])
 
 
 def test_an_idle_scheduler_plans_nothing() -> None:

@@ -318,8 +318,10 @@ class Scheduler:
         gaps: list[float] = []
         firsts: list[float] = []
         for request, row in zip(step.requests, step.plan.rows, strict=True):
+            if not row.samples:
+                continue  # a chunk of a prompt that is not the last one
             if len(request.tokens) == row.start + len(row.token_ids) - row.num_drafts:
-                continue  # nothing was drawn for it
+                continue  # nothing was drawn for it: it failed or was aborted
             if request.last_token_at is None:
                 firsts.append(self._now - request.arrival_time)
             else:
