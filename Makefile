@@ -1,6 +1,6 @@
-# Everything a developer or CI does, by one name each. Needs python3 (3.10+), make and a Python
-# package index; all else is installed into .venv, once per change of pyproject.toml or
-# constraints.txt.
+# One target for each thing that a developer or CI does. Needs python3 (3.10+), make and a Python
+# package index; everything else is installed into .venv, again whenever pyproject.toml or
+# constraints.txt changes.
 
 .DEFAULT_GOAL := help
 
@@ -24,11 +24,11 @@ serve: $(VENV)/.dev ## the embedded model over HTTP, on port 8000
 	@$(PULL)
 	@$(VENV)/bin/octavo serve smollm2
 
-test: lint ## lint, types, and every test that takes seconds
+test: lint ## lint, types, and the fast tests
 	@$(PULL)
 	@$(PY) -m pytest -m "not slow"
 
-test-slow: $(VENV)/.dev ## the tests that take longer
+test-slow: $(VENV)/.dev ## the slow tests
 	@$(PULL)
 	@$(PY) -m pytest -m slow
 
@@ -39,22 +39,22 @@ lint: $(VENV)/.dev ## ruff (rules and format) and mypy (strict)
 	@$(PY) -m mypy --no-error-summary
 	@$(PY) -m mypy --no-error-summary --explicit-package-bases scripts benchmarks
 
-format: $(VENV)/.dev ## put the sources into form
+format: $(VENV)/.dev ## format the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES)
 	@$(PY) -m ruff format --quiet $(SOURCES)
 
-docs: $(VENV)/.dev ## write docs/tree.md and docs/flags.md anew
+docs: $(VENV)/.dev ## regenerate docs/tree.md and docs/flags.md
 	@$(PY) -m scripts.docs --write
 
 bench: $(VENV)/.bench ## workloads W1 to W4 against static batching; saves rows
 	@$(PULL)
 	@$(PY) -m benchmarks.run --save
 
-serving: $(VENV)/.bench ## start, overhead, a crowd and the engine's death over HTTP; saves rows
+serving: $(VENV)/.bench ## start, overhead, many clients and an engine crash over HTTP; saves rows
 	@$(PULL)
 	@$(PY) -m benchmarks.serving --save
 
-clients: $(VENV)/.dev ## OpenAI's npm client, langchain, litellm, guidellm, vLLM's bench, schemathesis
+clients: $(VENV)/.dev ## third-party clients: OpenAI's npm client, langchain, litellm, guidellm, vLLM's bench, schemathesis
 	@$(PULL)
 	@$(PY) -m tests.clients.run
 
@@ -77,11 +77,11 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.python
-	@echo "installing octavo and the development tools (some minutes the first time)"
+	@echo "installing octavo and the development tools (a few minutes the first time)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.python
-	@echo "installing octavo and what the benchmarks need (some minutes the first time)"
+	@echo "installing octavo and the benchmark dependencies (a few minutes the first time)"
 	@$(PIP) --editable '.[bench]'
 	@touch $@

@@ -1,14 +1,14 @@
-"""What `octavo serve` promises, measured: start, overhead, a crowd, the death of its engine.
+"""Measures what `octavo serve` guarantees: start, overhead, many clients, an engine crash.
 
     python -m benchmarks.serving [--only start,overhead,crowd,death] [--reps 3] [--save]
 
-start     seconds from `octavo serve` to the first /health with 200, caches warm
+start     seconds from `octavo serve` to the first 200 from /health, caches warm
 overhead  W1 with 64 streaming clients: processor time per token of each process
-crowd     1,000 requests at once, 8 running: all end as 200, or as 503 with Retry-After
-death     kill -9 of the engine under 32 streams: how long until every client knows; exit code
+crowd     1,000 requests at once, 8 running: each ends as 200, or as 503 with Retry-After
+death     kill -9 of the engine under 32 streams: time until every client has an error; exit code
 
-With --save each becomes a row in benchmarks/results/serving.jsonl. The last line is JSON. Exit
-code 1 if a promise was broken.
+With --save each check becomes a row in benchmarks/results/serving.jsonl. The last line is JSON.
+Exit code 1 if a guarantee was broken.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _STREAMS = 32
 
 @contextlib.contextmanager
 def serving(model: str, *flags: str) -> Iterator[ServeProcess]:
-    """A server that is ready; its log is not kept."""
+    """A server that is ready; its log is discarded."""
     server = ServeProcess(model, *_FLAGS, *flags, log=subprocess.DEVNULL)
     try:
         server.wait_ready()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.experiments.redraw` draws docs/charts anew, from the saved rows."""
+"""`python -m benchmarks.experiments.redraw` redraws docs/charts from the saved rows."""
 
 import sys
 
