@@ -5,8 +5,11 @@ CHAIN checkpoints say what a test scripts, so texts are compared character by ch
 """
 
 import math
+import os
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -17,6 +20,7 @@ from octavo.engine.fake import FakeRunner
 from octavo.errors import (
     ConfigError,
     ContextLengthError,
+    EngineError,
     ModelNotFoundError,
     RequestError,
     RequestTypeError,
@@ -617,3 +621,112 @@ def test_a_model_that_gives_no_numbers_ends_that_request_alone(tmp_path, asked):
     assert outputs[0].outputs[0].finish_reason == "length"
     if not asked.get("temperature"):
         assert outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+# Threads, forks and limits of 0
+
+
+def test_each_thread_gets_its_own_answers(tiny_folder):
+    """Whether its requests fit in the queue or wait for others'."""
+    llm = load(tiny_folder, max_num_seqs=4, max_waiting=3)
+    prompts = [[random_prompt(5 + i, 7 * t + i) for i in range(6)] for t in range(6)]
+    want = [[tokens_of(o) for o in llm.generate(p, GREEDY, use_tqdm=False)] for p in prompts]
+    steps = llm.engine.stats.steps
+    started = threading.Barrier(6)
+
+    def work(number):
+        started.wait(10)
+        if number == 0:
+            streams = [llm.stream(p, GREEDY) for p in prompts[0][:2]]
+            return [[t for o in stream for t in tokens_of(o)] for stream in streams]
+        return [tokens_of(o) for o in llm.generate(prompts[number], GREEDY, use_tqdm=False)]
+
+    for _ in range(3):
+        with ThreadPoolExecutor(6) as pool:
+            found = [job.result(60) for job in [pool.submit(work, i) for i in range(6)]]
+        assert found == [want[0][:2], *want[1:]]
+    assert not llm.engine.has_work()
+    assert not llm._waiting
+    assert not llm._boxes
+    assert llm.engine.stats.steps - steps < 3 * steps  # the threads share steps
+
+
+def test_a_failure_in_one_thread_leaves_the_others_alone(tiny, monkeypatch):
+    """A request that the engine refuses fails its own call only."""
+    real = tiny.engine.add_request
+
+    def refuse(submission):
+        if 13 in submission.token_ids:
+            raise RequestError("unlucky")
+        real(submission)
+
+    monkeypatch.setattr(tiny.engine, "add_request", refuse)
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [
+            pool.submit(tiny.generate, [[i, i + 1]] * 3, GREEDY, use_tqdm=False)
+            for i in (1, 13, 20)
+        ]
+        assert len(jobs[0].result(60)) == len(jobs[2].result(60)) == 3
+        with pytest.raises(RequestError, match="unlucky"):
+            jobs[1].result(60)
+    assert not tiny.engine.has_work()
+    assert not tiny._waiting
+
+
+def test_a_stream_that_the_collector_closes_in_a_step_is_aborted(tiny, monkeypatch):
+    stream = tiny.stream([5, 6, 7], GREEDY.with_(max_tokens=100))
+    next(stream)
+    held = [stream]
+    del stream
+    real = tiny.engine.step
+
+    def step():
+        held.clear()
+        return real()
+
+    monkeypatch.setattr(tiny.engine, "step", step)
+    assert tokens_of(tiny.generate([1, 2], GREEDY, use_tqdm=False)[0])
+    assert tiny.engine.stats.running == 0
+    assert not tiny._boxes
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"scheduler": "priority"}])
+def test_without_a_queue_requests_run_as_seats_are_free(tiny_folder, options):
+    llm = load(tiny_folder, max_waiting=0, **options)
+    outputs = llm.generate([[i, 2] for i in range(5)], GREEDY.with_(n=1), use_tqdm=False)
+    assert [o.prompt_token_ids for o in outputs] == [[i, 2] for i in range(5)]
+    assert len(list(llm.stream([1, 2], GREEDY))) == 8
+    many = GREEDY.with_(n=3, temperature=1, seed=1)
+    assert [len(o.outputs) for o in llm.generate([[1], [2]], many, use_tqdm=False)] == [3, 3]
+
+
+def test_a_fork_is_told_at_once(tiny):
+    """It would wait for ever for threads that it does not have."""
+    stream = tiny.stream([1, 2, 3], GREEDY)
+    next(stream)
+    uses = [
+        lambda: tiny.generate("a", GREEDY, use_tqdm=False),
+        lambda: tiny.chat([{"role": "user", "content": "a"}], use_tqdm=False),
+        lambda: list(tiny.stream("a")),
+        lambda: next(stream),
+        tiny.reset_prefix_cache,
+        tiny.engine.step,
+    ]
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        for use in uses:
+            try:
+                use()
+            except EngineError as error:
+                os.write(writer, f"{error}\n".encode())
+        tiny.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(reader, 10000).decode().splitlines()
+    os.close(reader)
+    os.close(writer)
+    assert len(said) == len(uses)
+    for line in said:
+        assert f"was made in process {os.getpid()} and is used in its fork" in line
+        assert "make it after the fork, or use the start method 'spawn'" in line
+    assert len(list(stream)) == 7

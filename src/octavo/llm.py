@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -15,11 +15,13 @@ from octavo.engine.admission import admit, deadline_at
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.output import OutputProcessor
-from octavo.errors import RequestError, RequestTypeError
+from octavo.engine.sharing import SharedSteps
+from octavo.errors import EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
 from octavo.models.files import resolve
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
+from octavo.processes import Owner
 from octavo.text.chat import encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
 
@@ -42,6 +44,9 @@ class LLM:
     policy object of `octavo.schedulers`. Single tokens are not watched here, so by default a step
     is filled with the prompts that wait: 7% more throughput than a server's `fifo`. Raises
     ConfigError for an unknown or invalid keyword, a missing or broken model, or too little memory.
+
+    Threads may share an LLM: their requests run in the same steps. Processes may not: after a
+    fork, the child gets an EngineError.
 
     >>> llm = LLM("smollm2")
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].outputs[0].text
@@ -80,7 +85,10 @@ class LLM:
         given = config.chat_template
         self._chat_template = read_chat_template(given) if given else None
         self._ids = itertools.count()
-        self._inbox: dict[str, deque[RequestOutput]] = {}  # of requests in flight
+        self._owner = Owner("this LLM")
+        self._steps = SharedSteps(self._step)
+        self._waiting: deque[tuple[Prompted, _Box]] = deque()  # for space in the engine's queue
+        self._boxes: dict[str, _Box] = {}  # of requests in flight
 
     def generate(
         self,
@@ -165,7 +173,9 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget the cached prefixes. False if running requests still hold some."""
-        return self.engine.reset_prefix_cache()
+        self._check_owner()
+        with self._steps.exclusive():
+            return self.engine.reset_prefix_cache()
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -177,8 +187,14 @@ class LLM:
         return SamplingParams(**self.engine.limits.generation_defaults)
 
     def close(self) -> None:
-        """Release the memory. The LLM cannot be used afterwards."""
-        self.engine.close()
+        """Release the memory. The LLM cannot be used afterwards. In a fork, does nothing."""
+        if self._owner.is_here():
+            with self._steps.exclusive():
+                self.engine.close()
+
+    def _check_owner(self) -> None:
+        if not self._owner.is_here():
+            raise EngineError(self._owner.complaint())
 
     def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:
         options["chat_template"] = options.get("chat_template") or self._chat_template
@@ -194,6 +210,7 @@ class LLM:
         deadline: float | Sequence[float | None] | None = None,
     ) -> list[Prompted]:
         """One checked request for each prompt, none of them known to the engine yet."""
+        self._check_owner()
         count, now = len(prompts), self.engine.clock()
         each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
         ranks = _spread("priority", priority, count)
@@ -233,76 +250,108 @@ class LLM:
             return self._tokens(_text(prompt["prompt"]))
         return None, _token_list(prompt)
 
-    def _add(self, request: Prompted) -> str:
-        submission, text = request
-        self.engine.add_request(submission)
-        self._outputs.add(submission, text, time.monotonic())
-        self._inbox[submission.request_id] = deque()
-        return submission.request_id
-
     def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests to their ends. On any error, Ctrl-C included, all are aborted."""
-        mine: dict[str, None] = {}  # ids, in the order of the requests
-        done: dict[str, RequestOutput] = {}
-        waiting = iter(requests)
+        ids = [submission.request_id for submission, _ in requests]
+        box, done = _Box(), dict[str, RequestOutput]()
         bar = tqdm(total=len(requests), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
         try:
             with bar:
+                with self._steps.exclusive():
+                    self._waiting.extend((request, box) for request in requests)
                 while len(done) < len(requests):
-                    self._feed(waiting, mine)
-                    for request_id in self._step():
-                        if request_id in mine:
-                            done[request_id] = self._inbox.pop(request_id).pop()
-                            self._show(bar)
+                    self._steps.advance(box.is_ready)
+                    for output in box.take():
+                        done[output.request_id] = output
+                        self._show(bar)
         except BaseException:
-            self._abort([i for i in mine if i not in done])
+            self._abort(box, [i for i in ids if i not in done])
             raise
-        return [done[request_id] for request_id in mine]
-
-    def _feed(self, requests: Iterator[Prompted], mine: dict[str, None]) -> None:
-        """Give the engine as many requests as its queue takes: a long list never overfills it."""
-        free = self.config.waiting_limit - self.engine.scheduler.num_waiting
-        for request in itertools.islice(requests, max(0, free)):
-            mine[self._add(request)] = None
+        return [done[request_id] for request_id in ids]
 
     def _show(self, bar: "tqdm[Any]") -> None:
         if not bar.disable:
             engine = self.engine
-            stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), detailed=False)
+            with self._steps.exclusive():
+                stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), detailed=False)
             bar.set_postfix_str(f"{stats.throughput:.0f} tok/s", False)
             bar.update(1)
 
-    def _step(self) -> list[str]:
-        """One step of the engine; each output goes to its request's inbox. Their request ids."""
+    def _step(self) -> None:
+        """One step of the engine; each output goes into the box of its request."""
+        self._feed()
         outputs, stops = self._outputs.process(self.engine.step(), time.monotonic())
         for request_id, index in stops:
             self.engine.finish_choice(request_id, index)
         for output in outputs:
-            self._inbox[output.request_id].append(output)
-        return [output.request_id for output in outputs]
+            known = self._boxes.pop if output.finished else self._boxes.__getitem__
+            known(output.request_id).outputs.append(output)
+        if outputs:
+            self._steps.notify()
 
-    def _abort(self, ids: Sequence[str]) -> None:
-        for request_id in ids:
-            self.engine.abort(request_id)
-            self._outputs.abort(request_id)
-            self._inbox.pop(request_id, None)
+    def _feed(self) -> None:
+        """Give the engine as many requests as its queue takes: a long list never overfills it."""
+        while self._waiting and self.engine.queue_space > 0:
+            request, box = self._waiting.popleft()
+            try:
+                self._add(request, box)
+            except BaseException as error:
+                box.error = error  # raised by the call that it belongs to
+                self._steps.notify()
+                if not isinstance(error, Exception):
+                    raise
+
+    def _add(self, request: Prompted, box: "_Box") -> None:
+        submission, text = request
+        self.engine.add_request(submission)
+        self._outputs.add(submission, text, time.monotonic())
+        self._boxes[submission.request_id] = box
+
+    def _abort(self, box: "_Box", ids: Sequence[str]) -> None:
+        def abort() -> None:
+            for entry in [entry for entry in self._waiting if entry[1] is box]:
+                self._waiting.remove(entry)
+            for request_id in ids:
+                if self._boxes.pop(request_id, None):
+                    self.engine.abort(request_id)
+                    self._outputs.abort(request_id)
+
+        self._steps.later(abort)
 
     def _stream(self, request: Prompted) -> Generator[RequestOutput, None, None]:
-        request_id = self._add(request)
-        box = self._inbox[request_id]
-        finished = False
+        box, finished = _Box(), False
         try:
+            with self._steps.exclusive():
+                self._add(request, box)
             while not finished:
-                while not box:
-                    self._step()
-                output = box.popleft()
-                finished = output.finished
-                yield output
+                self._check_owner()
+                self._steps.advance(box.is_ready)
+                for output in box.take():
+                    finished = output.finished
+                    yield output
         finally:
-            if finished:
-                del self._inbox[request_id]
-            else:
-                self._abort([request_id])
+            if not finished:
+                self._abort(box, [request[0].request_id])
+
+
+class _Box:
+    """The outputs of one call that it has not read, or the error that one of its requests met."""
+
+    __slots__ = ("error", "outputs")
+
+    def __init__(self) -> None:
+        self.outputs: deque[RequestOutput] = deque()
+        self.error: BaseException | None = None
+
+    def is_ready(self) -> bool:
+        return bool(self.outputs) or self.error is not None
+
+    def take(self) -> Generator[RequestOutput, None, None]:
+        """Each output once. Raises the error."""
+        if self.error is not None:
+            raise self.error
+        while self.outputs:
+            yield self.outputs.popleft()
 
 
 def _is_conversation(value: object) -> bool:

@@ -21,9 +21,10 @@ from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.executor import Executor
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, QueueFullError
+from octavo.errors import EngineDeadError, EngineError, QueueFullError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
+from octavo.processes import Owner
 
 logger = get_logger(__name__)
 
@@ -73,6 +74,7 @@ class Engine:
         )
         self.recorder = StatsRecorder()
         self._dead: str | None = None
+        self._owner = Owner("this engine")
         self._arrivals = itertools.count()
 
     def add_request(self, submission: Submission) -> None:
@@ -82,7 +84,7 @@ class Engine:
         policy refuses it, EngineDeadError when the engine has stopped.
         """
         self._check_alive()
-        if self.scheduler.num_waiting >= self.config.waiting_limit:
+        if self.queue_space <= 0:
             raise QueueFullError(
                 f"{self.scheduler.num_waiting} requests wait already, which is the limit "
                 "(max_waiting); try again later"
@@ -99,6 +101,12 @@ class Engine:
         )
         self.scheduler.add(request)
         self.recorder.arrived(request)
+
+    @property
+    def queue_space(self) -> int:
+        """How many more requests may be added now: those that may wait, or run at once."""
+        may_run = self.config.max_num_seqs - self.scheduler.num_running
+        return max(self.config.waiting_limit, may_run) - self.scheduler.num_waiting
 
     def step(self) -> list[Update]:
         """Plan, run, commit. What each choice gained; empty when nothing could run.
@@ -168,6 +176,8 @@ class Engine:
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def _check_alive(self) -> None:
+        if not self._owner.is_here():
+            raise EngineError(self._owner.complaint())
         if self._dead is not None:
             raise EngineDeadError(self._dead)
 
