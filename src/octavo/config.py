@@ -33,7 +33,9 @@ class EngineConfig:
     """What an engine is asked to be. Raises ConfigError, naming field, value and remedy."""
 
     model: str = _option("smollm2", "Hugging Face id, folder, .gguf file, or embedded name")
-    tokenizer: str | None = _option(None, "folder or .gguf with the tokenizer, if not the model's")
+    tokenizer: str | None = _option(
+        None, "folder, file or hub id of the tokenizer, if not the model's"
+    )
     revision: str | None = _option(None, "branch, tag or commit of a Hugging Face id")
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip

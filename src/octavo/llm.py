@@ -18,7 +18,7 @@ from octavo.engine.output import OutputProcessor
 from octavo.engine.sharing import SharedSteps
 from octavo.errors import EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
-from octavo.models.files import resolve
+from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
@@ -58,9 +58,8 @@ class LLM:
         name = scheduler if isinstance(scheduler, str) else "custom"
         config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
         policy = create_policy(scheduler)
-        files = resolve(config.model, config.revision)
-        source = resolve(config.tokenizer) if config.tokenizer else files
-        self._setup(config, policy, create_executor(config), load_tokenizer(source.root))
+        source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
+        self._setup(config, policy, create_executor(config), load_tokenizer(source))
 
     @classmethod
     def over(

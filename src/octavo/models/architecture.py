@@ -109,7 +109,7 @@ class Architecture(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, H] -> [R, vocabulary], in the model's dtype."""
+        """[R, H] -> [R, spec.num_ids], in the model's dtype: ids without a token are left out."""
         ...
 
     def explain(self) -> dict[str, str]:

@@ -256,6 +256,11 @@ class Decoder:
         self._norm = self._make_norm(_FINAL_NORM, spec.final_norm, last).forward
         method = quantization.method(quant.HEAD)
         head = embed if spec.tie_embeddings else parameters.matrix(method, self.HEAD)
+        if spec.num_ids < spec.vocab_size:
+            kept = spec.num_ids
+            head = (
+                head.map(lambda rows: rows[:kept]) if isinstance(head, quant.Codes) else head[:kept]
+            )
         self._head = products.make(head, None, head_rows, method)
         del self._parameters
 
@@ -281,7 +286,7 @@ class Decoder:
         return self._norm(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, H] -> [R, vocabulary], in the model's dtype."""
+        """[R, H] -> [R, spec.num_ids], in the model's dtype."""
         logits, cap = self._head(hidden), self.spec.logit_soft_cap
         if self.spec.logit_divisor != 1.0:
             logits = logits.div_(self.spec.logit_divisor)
@@ -380,6 +385,12 @@ def _log_longrope(rope: RopeSpec, longest: int) -> None:
             longest,
             rope.original_max_position,
         )
+
+
+def _first_rows(weight: torch.Tensor | quant.Codes, count: int) -> torch.Tensor | quant.Codes:
+    if isinstance(weight, quant.Codes):
+        return weight.map(lambda rows: rows[:count])
+    return weight[:count]
 
 
 def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:

@@ -133,6 +133,29 @@ def resolve(model: str, revision: str | None = None) -> ModelFiles:
     raise ModelNotFoundError(_absent(model))
 
 
+def resolve_tokenizer(model: str, revision: str | None, tokenizer: str | None) -> Path:
+    """Where the tokenizer lies: a folder or a file, for `text.tokenizer.load_tokenizer`.
+
+    tokenizer: a path (no weights are needed there), an embedded model or a Hugging Face id; None:
+    the model's own. Raises as `resolve`.
+    """
+    if tokenizer is None:
+        return resolve(model, revision).root
+    if tokenizer in EMBEDDED and not Path(tokenizer).exists():
+        return _embedded(tokenizer).root
+    try:
+        path = Path(tokenizer).expanduser()
+        if path.exists():
+            if path.is_dir() and not any(path.glob("*.json")) and not any(path.glob("*.model")):
+                return _folder(tokenizer, path).root
+            return path
+    except (OSError, RuntimeError) as error:
+        raise ModelNotFoundError(f"tokenizer {tokenizer!r} cannot be opened: {error}") from error
+    if _is_hub_id(tokenizer):
+        return _snapshot(tokenizer, None, list(_DESCRIPTIONS))
+    raise ModelNotFoundError(_absent(tokenizer, "tokenizer"))
+
+
 def _is_hub_id(model: str) -> bool:
     """True for `owner/name`, unless it can only be a path."""
     if not _HUB_ID.fullmatch(model) or model.endswith((".gguf", ".safetensors")):
@@ -140,11 +163,11 @@ def _is_hub_id(model: str) -> bool:
     return not Path(model.split("/")[0]).is_dir()
 
 
-def _absent(model: str) -> str:
+def _absent(model: str, what: str = "model") -> str:
     hint = nearest(model, EMBEDDED)
     known = ", ".join(EMBEDDED)
     return (
-        f"model {model!r}: no such file or folder, and no embedded model of that name{hint}; "
+        f"{what} {model!r}: no such file or folder, and no embedded model of that name{hint}; "
         f"embedded: {known}; a Hugging Face id has the form 'owner/name'"
     )
 

@@ -5,11 +5,13 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from octavo.attention import registry as attention_registry
+from octavo.checkpoint.base import Checkpoint
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels.dispatch import Ops
@@ -18,11 +20,12 @@ from octavo.log import get_logger
 from octavo.models import registry
 from octavo.models.config import load_spec
 from octavo.models.decoder import Decoder
-from octavo.models.files import resolve
+from octavo.models.files import resolve, resolve_tokenizer
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
 from octavo.quant.base import NONE, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
+from octavo.text.loading import num_ids
 
 logger = get_logger(__name__)
 
@@ -71,7 +74,7 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     something is missing, damaged or unknown.
     """
     checkpoint = resolve(config.model, config.revision).open()
-    spec = load_spec(checkpoint)
+    spec = _with_ids(config, checkpoint, load_spec(checkpoint))
     architecture = registry.decoder_class(spec.family)
     quantization = _quantization(config, spec, architecture.components(spec), device)
     window = _window(config, spec)
@@ -109,6 +112,26 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
             ", ".join(products.unstable),
         )
     return model
+
+
+def _with_ids(config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
+    """`spec` with only those ids that tokens of the tokenizer stand for."""
+    if config.tokenizer is None:
+        count = num_ids(checkpoint.root, checkpoint.metadata or None)
+    else:
+        count = num_ids(resolve_tokenizer(config.model, config.revision, config.tokenizer))
+    if count is None or count >= spec.vocab_size:
+        if count is not None and count > spec.vocab_size:
+            logger.warning(
+                "the tokenizer has ids up to %d, the model %d rows", count - 1, spec.vocab_size
+            )
+        return spec
+    logger.info(
+        "vocabulary: %d ids; %d rows beyond them are padding and never drawn",
+        count, spec.vocab_size - count,
+    )  # fmt: skip
+    ends = tuple(token for token in spec.eos_token_ids if token < count)
+    return replace(spec, num_tokens=count, eos_token_ids=ends)
 
 
 def _quantization(

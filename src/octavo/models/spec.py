@@ -37,6 +37,8 @@ class LayerSpec:
 class ModelSpec:
     """What a model is. Sizes in values, lengths in tokens.
 
+    vocab_size: rows of the token table; num_tokens: ids below this are what tokens stand for, the
+    rows beyond them (padding) are never drawn; None: all.
     max_position: the model's window. final_norm: the one before the head. embedding_scale: factor
     of token embeddings. logit_divisor, logit_soft_cap: logits are divided by the first, then
     c tanh(logits / c). eos_token_ids: every id that ends a text. generation_defaults: sampling
@@ -65,6 +67,12 @@ class ModelSpec:
     extra: Mapping[str, Any] = field(default_factory=dict)  # `Family.extra_fields`, unchecked
     wrapper: Wrapper | None = None  # where the model is the text part of another
     quantization: CheckpointQuantization | None = None  # how the checkpoint stores products
+    num_tokens: int | None = None
+
+    @property
+    def num_ids(self) -> int:
+        """The ids that exist, and columns of the logits."""
+        return self.vocab_size if self.num_tokens is None else self.num_tokens
 
     @property
     def num_layers(self) -> int:

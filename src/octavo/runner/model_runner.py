@@ -253,7 +253,7 @@ class ModelRunner:
             block_bytes=self._block_bytes,
             kv_groups=self.layout.groups,
             max_model_len=max_model_len,
-            vocab_size=spec.vocab_size,
+            vocab_size=spec.num_ids,
             eos_token_ids=spec.eos_token_ids,
             model=config.model,
             architecture=spec.architecture,

@@ -8,12 +8,11 @@ cannot fit into the model's window is refused before that. What the engine makes
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.errors import ContextLengthError
-from octavo.models.files import resolve
+from octavo.models.files import resolve_tokenizer
 from octavo.server.protocol import ChatBody, TokenizeBody
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
@@ -35,8 +34,8 @@ class PromptEncoder:
 
     def load(self) -> Tokenizer:
         config = self._config
-        folder = Path(config.tokenizer) if config.tokenizer else None
-        self.tokenizer = load_tokenizer(folder or resolve(config.model, config.revision).root)
+        source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
+        self.tokenizer = load_tokenizer(source)
         ids = range(self.tokenizer.vocab_size)
         self._longest = max((len(self.tokenizer.token_text(i)) for i in ids), default=1)
         return self.tokenizer

@@ -6,6 +6,7 @@ and special tokens; a `.gguf` file carries its tokenizer in its metadata.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
 from octavo.text import added_tokens, vocab_files
 from octavo.text.added_tokens import NAMED_TOKENS as NAMED_TOKENS
 from octavo.text.added_tokens import text_of
-from octavo.text.spm_model import read_spm_model
+from octavo.text.spm_model import piece_texts, read_spm_model
 from octavo.text.vocab import (
     CONTROL,
     NORMAL,
@@ -31,8 +32,12 @@ from octavo.text.vocab import (
     splitter,
 )
 
+_GGUF_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 # The files that hold a vocabulary, the first that is there is read.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# What llama.cpp's converters call the rows of a model's table that no token stands for.
+_PADDING = re.compile(r"\[PAD(\d+)\]|<dummy\d{5}>")
+_MERGES = re.compile(rb',\s*"merges"\s*:\s*\[')
 # Vocabularies of formats that are not read, for the message.
 _FOREIGN = ("*.tiktoken", "tekken.json", "spiece.model", "*.bpe.model", "vocab.txt",
             "tokenizer.model.v*")  # fmt: skip
@@ -75,6 +80,60 @@ def _read(path: Path, metadata: Mapping[str, Any] | None) -> Parts:
     if metadata is not None or path.suffix == ".gguf":
         return _from_gguf(path, read_gguf_header(path).metadata if metadata is None else metadata)
     return _from_folder(*_vocabulary(path))
+
+
+def num_ids(path: str | Path, metadata: Mapping[str, Any] | None = None) -> int | None:
+    """One more than the largest id that a token of the tokenizer at `path` stands for, as
+    `Tokenizer.vocab_size`, without making one; None where there is no tokenizer.
+
+    `metadata` is a GGUF's. Raises CheckpointError as `read_parts`.
+    """
+    path = Path(path).expanduser()
+    if metadata is not None or path.suffix == ".gguf":
+        values = read_gguf_header(path).metadata if metadata is None else metadata
+        return _without_padding(path, values, _listed(path, values, "tokens", str)) or None
+    try:
+        folder, file = _vocabulary(path)
+    except (CheckpointError, ModelNotFoundError):
+        return None
+    try:
+        described, ids = _described(folder), _ids_of(file)
+        end = 1 + max([-1, *ids.values(), *described.added])
+        known = ids.keys() | {token.content for token in described.added.values()}
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path}: the tokenizer cannot be read: {error}") from error
+    return end + sum(text not in known for text in described.special)
+
+
+def _ids_of(file: Path) -> dict[str, int]:
+    """Text -> id of a file's vocabulary. A tokenizer.json's merges, most of it, are not read."""
+    if file.suffix == ".model":
+        return {text: i for i, text in enumerate(piece_texts(file))}
+    if file.name == "vocab.json":
+        return _json(file)
+    data = file.read_bytes()
+    start = [match.start() for match in _MERGES.finditer(data)]
+    try:
+        state = json.loads(data[: start[-1]] + b"}}" if start else data)
+    except ValueError:
+        state = _json(file)
+    vocab = state["model"]["vocab"]
+    if isinstance(vocab, list):  # Unigram: [text, score] by id
+        vocab = {text: i for i, (text, _) in enumerate(vocab)}
+    return {**vocab, **{token["content"]: token["id"] for token in state["added_tokens"]}}
+
+
+def _without_padding(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> int:
+    """How many of a GGUF's tokens there are before the padding at their end."""
+    count = len(tokens)
+    while count and (found := _PADDING.fullmatch(tokens[count - 1])):
+        if found[1] is not None and int(found[1]) != count - 1:
+            break
+        count -= 1
+    used = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_IDS)
+    return max([count, *(i + 1 for i in used if isinstance(i, int) and i < len(tokens))])
 
 
 def _vocabulary(path: Path) -> tuple[Path, Path]:
@@ -184,13 +243,15 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
             f"{path}: tokenizer.ggml.model is {kind!r} with {len(tokens)} tokens; "
             "'gpt2' (BPE) and 'llama' (SentencePiece) are supported"
         )
-    ids = {
-        name: _gguf_id(path, metadata, name, len(tokens))
-        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
-    }
+    ids = {name: _gguf_id(path, metadata, name, len(tokens)) for name in _GGUF_IDS}
     kinds = _listed(path, metadata, "token_type", int) or [NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(kinds)} token types")
+    scores = _listed(path, metadata, "scores", float)
+    if kind == "llama" and len(scores) != len(tokens):
+        raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(scores)} scores")
+    count = _without_padding(path, metadata, tokens)
+    tokens, kinds, scores = tokens[:count], kinds[:count], scores[:count]
     # Some files call an end of turn a normal token; what starts or ends a text is a control.
     for name in ("bos", "eos", "eot", "eom"):
         if (index := ids[name]) is not None:
@@ -200,7 +261,7 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
         merges = _listed(path, metadata, "merges", str)
         backend, add_bos = byte_level_bpe(tokens, merges, kinds, rule), rule.add_bos
     else:
-        backend, add_bos = sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, ids)), True
+        backend, add_bos = sentencepiece(_gguf_pieces(metadata, tokens, kinds, scores, ids)), True
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
              "padding": "pad_token"}  # fmt: skip
     return Parts(
@@ -214,15 +275,12 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
 
 
 def _gguf_pieces(
-    path: Path,
     metadata: Mapping[str, Any],
     tokens: list[str],
     kinds: list[int],
+    scores: list[float],
     ids: Mapping[str, int | None],
 ) -> Pieces:
-    scores = _listed(path, metadata, "scores", float)
-    if len(scores) != len(tokens):
-        raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(scores)} scores")
     # llama.cpp's converter writes the spaces of user-defined pieces as such.
     texts = [
         token.replace(" ", SPACE) if kind == USER_DEFINED else token

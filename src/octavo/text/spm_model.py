@@ -39,6 +39,15 @@ def read_spm_model(path: Path, *, always_prefix: bool) -> SpmModel:
         raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
 
 
+def piece_texts(path: Path) -> list[str]:
+    """The pieces alone, in the order of their ids. Raises CheckpointError as `read_spm_model`."""
+    try:
+        pieces = (value for number, value in _fields(path.read_bytes()) if number == 1)
+        return [dict(_fields(piece))[1].decode() for piece in pieces]
+    except (LookupError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
+
+
 def _model(path: Path, data: bytes, always_prefix: bool) -> SpmModel:
     entries: list[_Fields] = []
     trainer: _Fields = {}
