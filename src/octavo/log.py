@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from octavo.errors import ConfigError
+
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
@@ -30,11 +32,28 @@ def configure(level: str | None = None, default: str = "info") -> None:
 
 
 def cache_dir() -> Path:
-    """The user's cache folder for models and compiled kernels (not created here)."""
+    """The user's cache folder for models and compiled kernels (not created here).
+
+    Raises ConfigError for a user who has no home folder.
+    """
+    if (found := find_cache_dir()) is None:
+        raise ConfigError(
+            "there is no cache folder: HOME is not set and this user has no home; set "
+            "OCTAVO_CACHE_DIR to a folder"
+        )
+    return found
+
+
+def find_cache_dir() -> Path | None:
+    """`cache_dir`, or None where there is none, for what works without one."""
     if own := os.environ.get("OCTAVO_CACHE_DIR"):
         return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "octavo"
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:  # no HOME, and no entry in the user database
+        return None
 
 
 def instruction_limit() -> str:

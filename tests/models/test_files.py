@@ -188,3 +188,12 @@ def test_mdl_15_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelNotFoundError, match="cannot be reached"):
         resolve("owner/name")
+
+
+def test_an_embedded_model_in_a_folder_of_another_user_is_not_here(monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(ModelNotFoundError, match="octavo pull smollm2"):
+        resolve("smollm2")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from octavo.cli.arguments import Parser, add_engine_flags, add_sampling_flags, sampling_options
 from octavo.cli.generate import SKIP, start
 from octavo.errors import OctavoError, RequestError, nearest
-from octavo.log import cache_dir, configure
+from octavo.log import configure, find_cache_dir
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"a conversation has one answer at a time; leave out --n {params.n}")
     llm = start(args)
     params = llm.get_default_sampling_params().with_(**options)
-    with _line_history(cache_dir() / "chat_history"):
+    folder = find_cache_dir()
+    with _line_history(folder / "chat_history" if folder else None):
         print(f"{args.model}: type a message; /help lists the commands.", file=sys.stderr)
         Conversation(llm, params, args.system).loop()
     return 0
@@ -112,14 +113,14 @@ class Conversation:
 
 
 @contextlib.contextmanager
-def _line_history(path: Path) -> Iterator[None]:
-    """Line editing with a history kept in `path`, where the terminal and Python offer it."""
+def _line_history(path: Path | None) -> Iterator[None]:
+    """Line editing, with a history in `path` if given, where terminal and Python offer it."""
     try:
         import readline
     except ImportError:  # Python on some systems is built without it; lines then come plain
         yield
         return
-    if not sys.stdin.isatty():
+    if path is None or not sys.stdin.isatty():
         yield
         return
     with contextlib.suppress(OSError):

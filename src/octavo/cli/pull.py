@@ -17,7 +17,7 @@ from pathlib import Path
 
 from octavo.cli.arguments import Parser
 from octavo.errors import CheckpointError, ModelNotFoundError, nearest
-from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path
+from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path, is_readable
 from octavo.processes import module_command
 
 _CHUNK = 1 << 20
@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.list:
         for name, model in EMBEDDED.items():
-            state = "here" if embedded_path(name).is_file() else "not yet fetched"
+            state = "here" if is_readable(embedded_path(name)) else "not yet fetched"
             print(f"{name}  {model.description}  ({state})")
         return 0
     if args.name is None:
@@ -51,7 +51,7 @@ def pull(name: str) -> Path:
             f"no embedded model {name!r}{nearest(name, EMBEDDED)}; known: {', '.join(EMBEDDED)}"
         )
     model, target = EMBEDDED[name], embedded_path(name)
-    if target.is_file() and _sha256(target) == model.sha256:
+    if is_readable(target) and _sha256(target) == model.sha256:
         _say(f"{name} is already here: {target}")
         return target
     try:

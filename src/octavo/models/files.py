@@ -94,6 +94,14 @@ def embedded_path(name: str) -> Path:
     return log.cache_dir() / "models" / name / EMBEDDED[name].file_name
 
 
+def is_readable(path: Path) -> bool:
+    """Whether `path` is a file, in a folder that this user may enter."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """A model's files. `root`: its folder, or the file itself where one file is all.
@@ -174,7 +182,7 @@ def _absent(model: str, what: str = "model") -> str:
 
 def _embedded(name: str) -> ModelFiles:
     path = embedded_path(name)
-    if not path.is_file():
+    if not is_readable(path):
         raise ModelNotFoundError(
             f"the embedded model {name!r} is not on this machine ({path} is missing); "
             f"fetch it with: octavo pull {name}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi, fused_call, object_cache
+from octavo.kernels.cpu import abi, fused_call, object_cache, openmp
 from octavo.kernels.cpu.kernel import Kernel, kernel
 
 
@@ -98,3 +98,18 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(tmp_path, helper, 
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["torch.Size([1, 32])", str(compiled_here)]
+
+
+def test_no_other_process_compiles_for_a_cache_that_cannot_be_written(folder, monkeypatch):
+    """Each kernel would be compiled twice at every start."""
+    folder.write_text("a file where the folder should be")
+    monkeypatch.setattr(openmp, "threads", lambda: 2)
+    monkeypatch.setattr("subprocess.Popen", None)
+    made = activation()
+    Kernel.compile_ahead([made])
+    compiled = []
+    compile_it = Kernel._compile
+    monkeypatch.setattr(Kernel, "_compile", lambda self: compiled.append(1) or compile_it(self))
+    check(made, monkeypatch)
+    check(made, monkeypatch)
+    assert compiled == [1]

@@ -1,11 +1,13 @@
 """What a kernel's key depends on: what is compiled, and nothing else."""
 
+import logging
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from octavo import log
 from octavo.kernels.cpu import object_cache, target
 
 SOURCES = Path(object_cache.__file__).parent
@@ -27,7 +29,7 @@ def package(tmp_path, monkeypatch):
 
 def keys():
     object_cache._keys.cache_clear()
-    return {name: object_cache._keys()[name] for name in KERNELS}
+    return {name: object_cache._keys(object_cache.cache_folder())[name] for name in KERNELS}
 
 
 def changed(before):
@@ -109,3 +111,44 @@ def test_warm_keys_take_little_time(package):
         keys()
         took.append(time.perf_counter() - began)
     assert min(took) < 0.005
+
+
+def test_a_user_without_a_home_has_no_cache_and_hears_it_once(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    monkeypatch.setattr(log, "find_cache_dir", lambda: None)
+    object_cache.cache_folder.cache_clear()
+    object_cache._say_not_kept.cache_clear()
+    try:
+        file = object_cache.object_file("fused", "activation")
+        assert file is None
+        object_cache.store(file, b"code")
+        assert object_cache.read(file) is None
+        object_cache.cache_folder.cache_clear()
+        assert not object_cache.is_writable()
+    finally:
+        object_cache.cache_folder.cache_clear()
+    assert caplog.text.count("not kept for the next start: this user has no home") == 1
+
+
+def test_a_full_disk_leaves_nothing_behind_and_is_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+
+    def full(*names):
+        raise OSError(28, "No space left on device", str(names))
+
+    monkeypatch.setattr(object_cache.os, "replace", full)
+    for name in ("a.o", "b.o"):
+        object_cache.store(tmp_path / name, b"code")
+    assert list(tmp_path.iterdir()) == []
+    assert caplog.text.count("No space left") == 1
+
+
+def test_where_others_can_find_what_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_cache, "cache_folder", lambda: tmp_path / "new" / "folder")
+    assert object_cache.is_writable()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(object_cache, "cache_folder", lambda: tmp_path / "file" / "kernels")
+    assert not object_cache.is_writable()
+    monkeypatch.setattr(object_cache, "cache_folder", lambda: Path("/proc/self"))  # never written
+    monkeypatch.setattr(object_cache.os, "access", lambda path, mode: False)
+    assert not object_cache.is_writable()

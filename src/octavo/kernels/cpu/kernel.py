@@ -124,10 +124,11 @@ class Kernel:
     def compile_ahead(kernels: "Iterable[Kernel]") -> None:
         """Have another process compile those that are not in the cache.
 
-        A call that needs one of them meanwhile waits for it. With one core it is no gain.
+        A call that needs one of them meanwhile waits for it. With one core it is no gain, and
+        without a cache that both can use the other process would work for nobody.
         """
         wanted = [k for k in kernels if not k._address and k._cached() is None]
-        if not wanted or openmp.threads() < 2:
+        if not wanted or openmp.threads() < 2 or not object_cache.is_writable():
             return
         names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
         with contextlib.suppress(OSError):  # then this process compiles them
@@ -141,7 +142,7 @@ class Kernel:
         return f"{self.where.partition(':')[2]}_{self.variant}".rstrip("_")
 
     @property
-    def _file(self) -> Path:
+    def _file(self) -> Path | None:
         return object_cache.object_file(self.where.partition(":")[0], self._name)
 
     def _cached(self) -> bytes | None:

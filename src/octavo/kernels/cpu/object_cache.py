@@ -27,22 +27,40 @@ _PACKAGE = "octavo.kernels.cpu"
 _DIGEST_BYTES = 32
 
 
-def object_file(module: str, name: str) -> Path:
-    """Where the object code of kernel `name` of `module` (of this package) is kept."""
-    return cache_folder() / f"{name}-{_keys()[module][:16]}.o"
+def object_file(module: str, name: str) -> Path | None:
+    """Where the object code of kernel `name` of `module` (of this package) is kept, if anywhere."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"{name}-{_keys(folder)[module][:16]}.o"
 
 
 @lru_cache(maxsize=1)
-def cache_folder() -> Path:
-    """One folder per processor and compiler."""
+def cache_folder() -> Path | None:
+    """One folder per processor and compiler; None for a user without a home."""
+    if (cache := log.find_cache_dir()) is None:
+        _say_not_kept("this user has no home folder; OCTAVO_CACHE_DIR names another one")
+        return None
     name, features = target.cpu()
     parts = (name, *sorted(features), version("numba"), version("llvmlite"))
     digest = hashlib.sha256("".join(f"{part};" for part in parts).encode())
-    return log.cache_dir() / "kernels" / digest.hexdigest()[:16]
+    return cache / "kernels" / digest.hexdigest()[:16]
 
 
-def read(file: Path) -> bytes | None:
+def is_writable() -> bool:
+    """Whether what one process compiles can be found by another."""
+    folder = cache_folder()
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _say_not_kept(f"{folder}: {error.strerror}")
+        return False
+    return folder is not None and os.access(folder, os.W_OK | os.X_OK)
+
+
+def read(file: Path | None) -> bytes | None:
     """What `store` wrote; None if it is absent or damaged."""
+    if file is None:
+        return None
     try:
         data = file.read_bytes()
     except OSError:
@@ -51,15 +69,28 @@ def read(file: Path) -> bytes | None:
     return content if hashlib.sha256(content).digest() == digest else None
 
 
-def store(file: Path, content: bytes) -> None:
-    """Keep `content` for the next start; a folder that cannot be written is only logged."""
+def store(file: Path | None, content: bytes) -> None:
+    """Keep `content` for the next start; a folder that cannot be written is only logged, once."""
+    if file is None:
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(hashlib.sha256(content).digest() + content)
-        os.replace(temporary.name, file)
+            try:
+                temporary.write(hashlib.sha256(content).digest() + content)
+                temporary.flush()
+                os.replace(temporary.name, file)
+            except OSError:
+                os.unlink(temporary.name)
+                raise
     except OSError as error:
-        _logger.warning("compiled kernels are not kept for the next start: %s", error)
+        _say_not_kept(f"{file.parent}: {error.strerror}")
+
+
+@lru_cache
+def _say_not_kept(reason: str) -> None:
+    """Log each reason once."""
+    _logger.warning("compiled kernels are not kept for the next start: %s", reason)
 
 
 def link(code: bytes, name: str) -> Address:
@@ -84,7 +115,7 @@ def _engine() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _keys() -> dict[str, str]:
+def _keys(folder: Path) -> dict[str, str]:
     """The key of each module of this package that can be compiled.
 
     To find them takes 0.1 s, so they are kept beside the object code, under a hash of the
@@ -95,7 +126,7 @@ def _keys() -> dict[str, str]:
     digest = hashlib.sha256(sys.version.encode())
     for name, source in sources.items():
         digest.update(b"%s;%d;%s" % (name.encode(), len(source), source))
-    file = cache_folder() / f"keys-{digest.hexdigest()[:16]}"
+    file = folder / f"keys-{digest.hexdigest()[:16]}"
     if (kept := read(file)) is not None:
         keys: dict[str, str] = json.loads(kept)
         return keys
