@@ -185,3 +185,86 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch(tmp_path):
     together = dict(zip(prompts, paged.step(list(prompts.items())), strict=True))
     for name, ids in prompts.items():
         assert torch.equal(toys.Paged(model).step([(name, ids)])[0], together[name])
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_product_stored_as_floats_stays_one(method, tmp_path):
+    """`modules_to_not_convert`: the values are not rounded to codes, unless that is asked for."""
+    folder = quantized(tmp_path, method)
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.down_proj."
+    values = load_file(tmp_path / "plain" / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    fine = values[name + "weight"] + 0.01 * torch.randn(64, 96, generator=generator)
+    stored = {n: t for n, t in load_file(path).items() if not n.startswith(name)}
+    save_file({**stored, name + "weight": fine}, path)
+    save_file({**values, name + "weight": fine}, tmp_path / "plain" / "model.safetensors")
+    model = toys.load(folder, quantization_override="*=none")
+    exact = logits(toys.load(tmp_path / "plain"))
+    torch.testing.assert_close(logits(model), exact, rtol=0, atol=1e-3)
+    rounded = toys.load(folder, quantization_override="layers.0.mlp.down_proj=int4")
+    kept = toys.load(folder)
+    x = torch.randn(3, 96, generator=generator)
+    products = [m._layers[0].__self__._mlp.__self__ for m in (kept, rounded)]
+    found = [mlp._down(x) for mlp in products]
+    torch.testing.assert_close(found[0], x @ fine.T, rtol=1e-4, atol=1e-4)
+    assert float((found[1] - x @ fine.T).norm() / (x @ fine.T).norm()) > 0.01
+
+
+def test_biases_of_zeros_are_left_out_and_the_log_says_so(tmp_path, caplog, monkeypatch):
+    """AutoGPTQ writes one for every product, whether the family has biases or not."""
+    folder = quantized(tmp_path, "gptq")
+    path = folder / "model.safetensors"
+    whole, plain = load_file(path), logits(toys.load(folder))
+    outputs = {n: t.shape[1] for n, t in whole.items() if n.endswith(".qweight")}
+    biases = {n.replace("qweight", "bias"): torch.zeros(size).half() for n, size in outputs.items()}
+    save_file({**whole, **biases}, path)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("INFO"):
+        assert torch.equal(logits(toys.load(folder)), plain)
+    assert "left out, all zero: model.layers.0.mlp.down_proj.bias" in caplog.text
+    biases["model.layers.1.mlp.up_proj.bias"][3] = 0.5
+    save_file({**whole, **biases}, path)
+    with pytest.raises(CheckpointError, match=r"unexpected: model\.layers\.1\.mlp\.up_proj\.bias$"):
+        toys.load(folder)
+
+
+def test_settings_beside_the_config_are_read(tmp_path):
+    for method, name, fields in (
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4,
+                                      "version": "GEMM"}),
+        ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
+    ):  # fmt: skip
+        folder = quantized(tmp_path / method, method)
+        plain = logits(toys.load(folder))
+        toys.edit_config(folder, remove=["quantization_config"])
+        with pytest.raises(CheckpointError, match=r"qweight.*looked for: config.json .*quantize"):
+            toys.load(folder)
+        (folder / name).write_text(json.dumps(fields))
+        assert torch.equal(logits(toys.load(folder)), plain)
+
+
+def test_derived_tensors_are_left_out_and_the_log_says_so(tmp_path, caplog, monkeypatch):
+    folder = kit.tiny(tmp_path)
+    path = folder / "model.safetensors"
+    whole, plain = load_file(path), logits(toys.load(folder))
+    derived = {
+        f"model.layers.{i}.self_attn.rotary_emb.{name}": torch.ones(2)
+        for i in range(2) for name in ("inv_freq", "cos_cached", "sin_cached")
+    }  # fmt: skip
+    save_file({**whole, **derived}, path)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("INFO"):
+        assert torch.equal(logits(toys.load(folder)), plain)
+    assert "left out, not needed: model.layers.0.self_attn.rotary_emb.cos_cached" in caplog.text
+
+
+def test_a_tied_config_beside_a_quantized_head_is_refused(tmp_path):
+    """The advice to tie was wrong for a head that is stored in parts; so is to drop that head."""
+    folder = quantized(tmp_path, "gptq")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    parts, _ = _parts(tensors.pop("lm_head.weight"), "gptq")
+    save_file({**tensors, **{f"lm_head.{name}": part for name, part in parts.items()}}, path)
+    toys.edit_config(folder, tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"stores a head of its own \(lm_head.g_idx"):
+        toys.load(folder)

@@ -5,6 +5,7 @@ the family's class. A value that is not understood is an error: it never falls b
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from octavo.attention.base import AttentionSpec
@@ -20,6 +21,8 @@ from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, w
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.models.spellings import agree, check_rope_keys, one_of, rope_block
 from octavo.quant import registry as quantizations
+from octavo.quant.declared import FILES as QUANTIZATION_FILES
+from octavo.quant.declared import declared
 
 GENERATION = "generation_config.json"
 
@@ -58,6 +61,7 @@ def _from_folder(checkpoint: Checkpoint) -> ModelSpec:
         read_json(folder / CONFIG),
         read_json(generation) if generation.is_file() else {},
         str(folder / CONFIG),
+        {n: read_json(folder / n) for n in QUANTIZATION_FILES if (folder / n).is_file()},
     )
 
 
@@ -72,9 +76,15 @@ _READERS: Mapping[Naming, Callable[[Checkpoint], ModelSpec]] = {
 
 
 def from_config(
-    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = CONFIG
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    source: str = CONFIG,
+    quantization_files: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> ModelSpec:
-    """The spec of a Hugging Face config (and generation config). Raises CheckpointError."""
+    """The spec of a Hugging Face config (and generation config). Raises CheckpointError.
+
+    quantization_files: the content of those of `quant.declared.FILES` that lie beside it.
+    """
     wrapper = wrapper_of(_architecture(config, source))
     if wrapper is not None:
         config = _text_part(config, wrapper, source)
@@ -92,7 +102,7 @@ def from_config(
     )
     hidden = fields.integer("hidden_size")
     extra = Fields(GENERATION, generation or {})
-    quantized = fields.get("quantization_config")
+    quantized = declared(source, fields.get("quantization_config"), quantization_files)
     granite = family.multipliers
     return ModelSpec(
         family=family,

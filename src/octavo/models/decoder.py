@@ -55,7 +55,7 @@ _GGUF_APART = {
 _GGUF_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GGUF_OTHERS = {"attn_output": "self_attn.o_proj", "ffn_down": "mlp.down_proj"}
 # Derived values that old checkpoints carry; computed by `layers.rope`.
-_DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
+_DERIVED = re.compile(r".*\.rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)")
 
 
 class _Layer(Protocol):
@@ -367,8 +367,11 @@ class Decoder:
     def _product(self, at: str, name: str, has_bias: bool) -> Product:
         """The product `name` of a part of a layer; the weights that it joins are stacked."""
         names = (name,) if self.spec.family.fused else _JOINED.get(name, (name,))
-        method = self._quantization.method(f"{at}{name}".removeprefix("model."))
-        weight = self._parameters.matrix(method, *(f"{at}{part}.weight" for part in names))
+        component = f"{at}{name}".removeprefix("model.")
+        weight = self._parameters.matrix(
+            self._quantization.method(component), *(f"{at}{part}.weight" for part in names)
+        )
+        method = self._quantization.method_of(component, weight)
         bias = None
         if has_bias:
             bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))

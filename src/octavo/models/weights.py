@@ -21,6 +21,7 @@ from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
 from octavo.models.spec import ModelSpec
 from octavo.quant.base import INT4, Codes, StoredPart
+from octavo.quant.declared import PLACES
 from octavo.quant.tensors import (
     BlockDecoder,
     dtype_of,
@@ -68,6 +69,7 @@ class Weights:
         self._shapes = architecture.parameter_shapes(spec)
         self._quantization = spec.quantization
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
+        self._leave_out_zeros()
         self._device, self._dtype, self._decoder = device, dtype, decoder
         self._show_progress = show_progress
         self._bar: Any = None
@@ -174,6 +176,25 @@ class Weights:
                 found[name] = parts
         return found
 
+    def _leave_out_zeros(self) -> None:
+        """Biases of zeros where the family has none, as AutoGPTQ writes, carry nothing."""
+        zero = []
+        for name in self._sources.keys() - self._shapes.keys():
+            stem, tensor = name.removesuffix("bias"), self._sources[name].tensor
+            if stem == name or stem + "weight" not in self._shapes:
+                continue
+            kind = dtype_of(tensor.format)
+            if kind is None or not kind.is_floating_point or len(tensor.shape) != 1:
+                continue
+            values = torch.empty(tensor.shape)
+            read_into(tensor, values)
+            if not values.any():
+                zero.append(name)
+        if zero:
+            logger.info("left out, all zero: %s", name_list(sorted(zero), 3))
+        for name in zero:
+            del self._sources[name]
+
     def _wanted(self) -> dict[str, StoredPart]:
         """What the checkpoint should hold, and no more."""
         wanted: dict[str, StoredPart] = {}
@@ -192,6 +213,12 @@ class Weights:
             problems.append(f"missing: {name_list(missing)}")
         if extra := sorted(stored.keys() - wanted.keys()):
             problems.append(f"unexpected: {name_list(extra)}")
+        if self._quantization is None and any(name.endswith(".qweight") for name in extra):
+            problems.insert(
+                0,
+                "its tensors (qweight) are those of a quantized checkpoint, but nothing says how; "
+                f"looked for: {PLACES}",
+            )
         for name in sorted(stored.keys() & wanted.keys()):
             if not _can_hold(dtype_of(stored[name].tensor.format), wanted[name].dtype):
                 problems.append(f"{name!r} has the type {stored[name].tensor.format.name}")
@@ -206,6 +233,8 @@ def _by_parameter_name(
     spec: ModelSpec, architecture: type[Architecture], stored: Mapping[str, StoredTensor]
 ) -> Sources:
     names = {name: architecture.parameter_name(spec, name) for name in stored}
+    if left := sorted(old for old, name in names.items() if name is None):
+        logger.info("left out, not needed: %s", name_list(left, 3))
     return {name: Source(stored[old]) for old, name in names.items() if name is not None}
 
 
@@ -268,6 +297,11 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
             )
         return sources
     head, embed = sources.pop(name, None), sources.get(architecture.EMBEDDING)
+    if parts := sorted(stored for stored in sources if stored.startswith(_stem(name))):
+        raise CheckpointError(
+            "the config says tie_word_embeddings=true, but the checkpoint stores a head of its "
+            f"own ({name_list(parts)}); set tie_word_embeddings to false if that is the model's"
+        )
     if head is not None and embed is not None and not same_bytes(head.tensor, embed.tensor):
         logger.warning(
             "%s differs from the embedding, but the config ties them: the embedding is used", name

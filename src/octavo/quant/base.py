@@ -103,11 +103,16 @@ class CheckpointQuantization(Protocol):
 @dataclass(frozen=True, slots=True)
 class QuantConfig:
     """The method of each component: that of the last of `overrides` (pattern, method) that matches
-    it, else `head` for the head and `default` for the others."""
+    it, else `head` for the head and `default` for the others.
+
+    as_stored: `default` is how a checkpoint stores its products; those that it stores as floats
+    stay floats.
+    """
 
     default: str = NONE
     head: str = NONE
     overrides: tuple[tuple[str, str], ...] = ()
+    as_stored: bool = False
 
     @property
     def methods(self) -> frozenset[str]:
@@ -117,6 +122,13 @@ class QuantConfig:
     def method(self, component: str) -> str:
         matching = [how for pattern, how in self.overrides if fnmatchcase(component, pattern)]
         return matching[-1] if matching else self.head if component == HEAD else self.default
+
+    def method_of(self, component: str, weight: torch.Tensor | Codes) -> str:
+        """The method of a component whose weight is loaded."""
+        asked = any(fnmatchcase(component, pattern) for pattern, _ in self.overrides)
+        if self.as_stored and not asked and isinstance(weight, torch.Tensor):
+            return NONE
+        return self.method(component)
 
     def check(self, components: Collection[str]) -> None:
         """Raise ConfigError for a pattern that no component matches."""
@@ -144,7 +156,7 @@ def quant_config(
         )
     pairs = tuple(_override(part) for part in (override or "").split(",") if part.strip())
     if stored is not None:
-        return QuantConfig(stored, NONE, pairs)
+        return QuantConfig(stored, NONE, pairs, as_stored=True)
     default = quantization or NONE
     return QuantConfig(default, INT8 if default == INT4 else default, pairs)
 

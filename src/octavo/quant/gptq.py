@@ -34,6 +34,11 @@ class Gptq(PackedGroups):
             raise fields.wrong("checkpoint_format", "'gptq' or 'gptq_v2'")
         if fields.get("desc_act") not in (None, True, False):
             raise fields.wrong("desc_act", "true or false")
+        for name in ("is_marlin_format", "dynamic"):  # another order of codes; bits by part
+            if fields.get(name):
+                raise fields.wrong(name, "absent or empty")
+        if fields.get("pack_dtype") not in (None, "int32"):
+            raise fields.wrong("pack_dtype", "'int32'")
         less_one = fields.get("checkpoint_format") != "gptq_v2"
         return cls(bits, group, less_one, bool(fields.get("desc_act")))
 
