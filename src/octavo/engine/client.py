@@ -61,6 +61,7 @@ _SOCKET_NAMES = ("inbox", "outbox")
 # Linux has 108 bytes for a socket's path and the zero behind it; mkdtemp adds 8 characters.
 _SOCKET_PATH_LIMIT = 107
 _SOCKET_NAME_BYTES = len(f"/{_FOLDER_PREFIX}12345678/{_SOCKET_NAMES[1]}")
+_START_DESCRIPTORS = 16  # of sockets, wake-up pipes and the process; the loop's own are open
 _SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 _LAST_MESSAGE_SECONDS = 0.2
 _RECONNECT_MS = 10
@@ -193,6 +194,7 @@ class EngineClient:
 
     def _open(self) -> None:
         """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
+        check_descriptors()
         self._folder = socket_folder()
         self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._context = zmq.asyncio.Context()
@@ -420,6 +422,23 @@ class EngineClient:
             self._ready.set_exception(error)
         self.fail_all(EngineDeadError(self.reason))
         self.died.set()
+
+
+def check_descriptors() -> None:
+    """Raise ConfigError unless the descriptors of a start are free; libzmq would end this process.
+
+    See src/epoll.cpp there: errno_assert.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            for _ in range(_START_DESCRIPTORS):
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise ConfigError(
+                f"the engine cannot be started: {error.strerror}; it needs {_START_DESCRIPTORS} "
+                "more file descriptors than are open now, and each client needs one: raise the "
+                "limit (ulimit -n)"
+            ) from error
 
 
 def socket_folder() -> str:

@@ -1,11 +1,13 @@
 """The team of threads that kernels share with torch, and what happens without it."""
 
 import logging
+import os
 
 import pytest
 import torch
 
 import kit
+from octavo.errors import ConfigError
 from octavo.kernels import reference
 from octavo.kernels.cpu import cgroup, openmp
 from octavo.kernels.cpu.fused_call import CpuOps
@@ -66,3 +68,22 @@ def test_explicit_threads_win(monkeypatch):
     monkeypatch.setattr(cgroup, "processor_quota", lambda: 64.0)
     kit.cpu_device()
     assert openmp.threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_new_engine_in_a_fork_of_one_that_ran_is_refused():
+    openmp.team()
+    kit.cpu_device()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            kit.cpu_device()
+        except ConfigError as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(reader, 1000).decode()
+    os.close(reader)
+    os.close(writer)
+    assert f"made in process {os.getpid()} and is used in its fork" in said
+    assert "spawn" in said

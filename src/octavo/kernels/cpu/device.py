@@ -39,6 +39,7 @@ class CpuDevice:
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages
+        openmp.check_fork()
         openmp.limit_threads()
 
     def start(self) -> None:

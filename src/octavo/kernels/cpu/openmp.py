@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from octavo import log
+from octavo.errors import ConfigError
 from octavo.kernels.cpu import cgroup
 from octavo.kernels.cpu.arguments import Address
+from octavo.processes import Owner
 
 _logger = log.get_logger(__name__)
 
@@ -27,6 +29,7 @@ class Team:
     """The OpenMP threads that torch uses, or Python threads where libgomp cannot be found."""
 
     def __init__(self) -> None:
+        self.owner = Owner("the OpenMP team")
         self._gomp = _find_gomp()
         self._fork = _fork_of(self._gomp)
         self._pool: ThreadPoolExecutor | None = None
@@ -64,6 +67,17 @@ def team() -> Team:
 def threads() -> int:
     """How many threads a kernel may use: torch's setting."""
     return torch.get_num_threads()
+
+
+def check_fork() -> None:
+    """Raise ConfigError in a fork of a process that has used its team, unless one thread is enough.
+
+    Torch and the kernels would wait for ever for threads that the fork does not have.
+    """
+    if team.cache_info().currsize and not team().owner.is_here() and threads() > 1:
+        raise ConfigError(
+            f"{team().owner.complaint()}: this process lacks its threads, also for a new engine"
+        )
 
 
 def allowed_threads() -> int:
