@@ -17,6 +17,7 @@ import httpx
 import kit
 import octavo
 from octavo.config import EngineConfig, ServerConfig
+from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import bind
 from octavo.server.run import Runner
 from octavo.server.service import Service
@@ -51,8 +52,10 @@ class Server:
         folder: Path,
         options: dict[str, object],
         executor: str = "fake_engine:create",
+        limits: HTTPLimits = LIMITS,
         **engine: object,
     ) -> None:
+        self._limits = limits
         self.folder = folder
         self._executor = executor
         self._options = {"port": 0, "host": "127.0.0.1", **options}
@@ -67,7 +70,7 @@ class Server:
             options = ServerConfig(**self._options)
             listener = bind(options.host, options.port, options.stall_timeout)
             self.service = Service(self._config, options, self._executor)
-            self.runner = Runner(self.service, listener)
+            self.runner = Runner(self.service, listener, self._limits)
             self._started.set()
             with contextlib.closing(listener):
                 return await self.runner.run()

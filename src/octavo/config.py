@@ -148,6 +148,9 @@ class ServerConfig:
     stall_timeout: float = _option(
         60, "seconds after which a stream whose client reads nothing is ended"
     )
+    keep_alive_timeout: float = _option(
+        75, "seconds that an idle connection stays open; above those of a proxy in front"
+    )
     log_requests: bool = _option(False, "log prompts and answers too, not only their sizes")
     restart_engine: bool = _option(False, "start the engine again when it dies")
 
@@ -162,7 +165,7 @@ class ServerConfig:
             raise ConfigError("api_key must not be empty; leave it out for none")
         if not 0 <= self.drain_timeout < 1e6:
             raise ConfigError(f"drain_timeout must be seconds from 0, not {self.drain_timeout}")
-        for name in ("max_body_mb", "stall_timeout"):
+        for name in ("max_body_mb", "stall_timeout", "keep_alive_timeout"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
 

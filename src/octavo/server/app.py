@@ -18,7 +18,7 @@ from octavo.log import get_logger
 from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
 from octavo.server.document import docs_page, openapi_document
-from octavo.server.errors import HTTPError, unavailable
+from octavo.server.errors import HTTPError, fault_of, unavailable
 from octavo.server.middleware import BodyLimit, KeyGuard
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -84,7 +84,8 @@ def create_app(service: Service) -> ASGIApp:
         Route("/openapi.json", _constant(to_json(document), "application/json")),
         Route("/docs", _constant(docs_page(service.options.root_path), "text/html")),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
+    handlers = {HTTPException: _framework_error, Exception: _unexpected_error}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return _guarded(app, service)
 
@@ -136,6 +137,10 @@ async def _framework_error(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     text = f"{request.method} {request.url.path[:200]}: {error.detail}"
     return _error_response(HTTPError(error.status_code, text, code=code, headers=error.headers))
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    return _error_response(fault_of(error))  # Starlette raises it again, for the log
 
 
 def _error_response(fault: HTTPError) -> Response:

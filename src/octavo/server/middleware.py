@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.errors import HTTPError
+from octavo.server.limits import LIMITS
 
 # Answered without a key: it says only whether the engine is healthy.
 OPEN_PATHS = frozenset(("/health",))
-BODY_SECONDS = 60.0
+BODY_SECONDS = LIMITS.body_seconds
 _MB = 1 << 20
 
 
@@ -83,14 +84,15 @@ class BodyLimit:
         await self._app(scope, self._counted(receive), send)
 
     def _counted(self, receive: Receive) -> Receive:
-        seen, complete = 0, False
+        loop = asyncio.get_running_loop()
+        seen, complete, end = 0, False, loop.time() + BODY_SECONDS
 
         async def counted() -> Message:
             nonlocal seen, complete
             if complete:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), BODY_SECONDS)
+                message = await asyncio.wait_for(receive(), end - loop.time())
             except asyncio.TimeoutError:
                 raise HTTPError(
                     408, f"the body did not arrive within {BODY_SECONDS:g} s", code="timeout"

@@ -5,11 +5,15 @@ It answers while the model loads (`/health` with 503), and while it drains.
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import resource
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 import uvicorn
 
@@ -17,7 +21,9 @@ from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EXECUTOR
 from octavo.log import get_logger
 from octavo.server.app import create_app
-from octavo.server.listener import address_of
+from octavo.server.connections import Connection, Connections
+from octavo.server.limits import LIMITS, HTTPLimits
+from octavo.server.listener import Listener, address_of
 from octavo.server.service import Service
 from octavo.version import __version__
 
@@ -35,15 +41,22 @@ class _Server(uvicorn.Server):
 class Runner:
     """A service behind a socket. `run` returns the exit code."""
 
-    def __init__(self, service: Service, listener: socket.socket) -> None:
+    def __init__(
+        self, service: Service, listener: socket.socket, limits: HTTPLimits = LIMITS
+    ) -> None:
         self.service = service
         self.address = address_of(listener)
         options = service.options
+        limits = replace(limits, keep_alive_seconds=options.keep_alive_timeout)
         self._listener = listener
+        self._connections = Connections(limits, 0)
         self._server = _Server(
             uvicorn.Config(
                 create_app(service),
-                http="h11",
+                http=cast(Any, functools.partial(Connection, table=self._connections)),
+                backlog=limits.backlog,
+                # uvicorn's own timer; `Connections` also ends connections that never ask.
+                timeout_keep_alive=cast(int, limits.keep_alive_seconds),
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -55,6 +68,7 @@ class Runner:
                 timeout_graceful_shutdown=int(options.drain_timeout) + 5,
             )
         )
+        self._share_descriptors()
 
     async def run(self) -> int:
         """Serve until a signal, or until the engine's end. 0 after a signal, else 1."""
@@ -62,9 +76,12 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self.drain)
+        loop.set_exception_handler(_log_exception)
+        sweep = asyncio.create_task(self._connections.sweep())
         engine = asyncio.create_task(self.service.run_engine(self._announce))
         engine.add_done_callback(lambda _: self._leave())
         await self._server.serve(sockets=[self._listener])
+        sweep.cancel()
         if not engine.done():
             engine.cancel()
         await asyncio.gather(engine, return_exceptions=True)
@@ -87,7 +104,18 @@ class Runner:
     def _leave(self) -> None:
         self._server.should_exit = True
 
+    def _share_descriptors(self) -> None:
+        """Give connections the descriptors that the rest of the process does not need."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit == resource.RLIM_INFINITY:
+            limit = 1 << 20
+        used = _open_descriptors() - len(self._server.server_state.connections)
+        self._connections.most = self._connections.limits.connections(limit, used)
+        if isinstance(self._listener, Listener):
+            self._listener.batch = self._connections.batch
+
     def _announce(self) -> None:
+        self._share_descriptors()
         for line in banner(self.service, self.address):
             logger.info("%s", line)
 
@@ -115,6 +143,21 @@ def _allow_many_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # not settable everywhere
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _open_descriptors() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:  # no such folder here
+        return 64
+
+
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's report of an exception; one line where descriptors ran out."""
+    if "out of system resource" in context.get("message", ""):
+        logger.error("cannot accept connections: %s; trying again", context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
 
 
 def banner(service: Service, address: str) -> list[str]:
