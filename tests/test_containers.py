@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
-from serving import PYTHONPATH, write_model
+from serving import PYTHONPATH, Process, write_model
 
 PROMPT = [1, 2, 3]
 ANSWER = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -171,6 +171,21 @@ def test_too_few_descriptors_are_one_line(scripted, tmp_path):
             assert "Too many open files" in line
             assert "ulimit -n" in line
             assert os.listdir(short) == []
+
+
+def test_a_server_among_files_named_like_modules(scripted, tmp_path, monkeypatch):
+    """ipython/ipykernel#209, vllm-ascend#725: none of them is run, by none of its processes."""
+    for name in ("calendar", "json", "msgspec", "zmq", "signal", "runpy", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran a file of the user')\n")
+    (tmp_path / "octavo").mkdir()
+    (tmp_path / "octavo" / "__init__.py").write_text("raise SystemExit('ran a folder')\n")
+    monkeypatch.chdir(tmp_path)
+    with Process(scripted) as server:
+        server.wait_ready()
+        server.process.terminate()
+        code, log = server.end()
+    assert code == 0
+    assert "ran a f" not in log
 
 
 # Processors and memory

@@ -109,6 +109,8 @@ def test_a_swap_path_that_cannot_be_used_is_refused(tmp_path):
         make(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"swap_path.*cannot hold"):
         make(tmp_path, 2**45)
+    with pytest.raises(ConfigError, match=r"swap_path '~nobody-of-that-name/x'.*No such file"):
+        make("~nobody-of-that-name/x")
 
 
 def layout(windows, head_dim=16):

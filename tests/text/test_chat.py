@@ -439,7 +439,8 @@ def test_a_template_option_is_a_file_or_source(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text(CHATML, encoding="utf-8")
     assert read_chat_template(str(file)) == CHATML
-    assert read_chat_template("{{ messages }}") == "{{ messages }}"
+    for source in ("{{ messages }}", "~nobody-of-that-name/{{ messages }}"):
+        assert read_chat_template(source) == source
     with pytest.raises(ConfigError, match="neither a file nor"):
         read_chat_template(str(tmp_path / "absent.jinja"))
     file.write_text("{% if %}")

@@ -16,7 +16,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -153,7 +152,7 @@ def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.T
     """
     size = torch.Size(shape).numel()
     try:
-        handle, name = tempfile.mkstemp(prefix="octavo-swap-", dir=Path(folder).expanduser())
+        handle, name = tempfile.mkstemp(prefix="octavo-swap-", dir=os.path.expanduser(folder))
         try:
             os.posix_fallocate(handle, 0, size * dtype.itemsize)
             return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)

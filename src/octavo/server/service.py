@@ -6,6 +6,7 @@ so. Reading bodies, encoding prompts and generating are files of their own (`ser
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -119,6 +120,7 @@ def _served_names(config: EngineConfig, options: ServerConfig) -> tuple[str, ...
         names = [name.strip() for name in options.served_model_name.split(",")]
         return tuple(dict.fromkeys(name for name in names if name)) or ("model",)
     model = config.model.rstrip("/")
-    if model.endswith(".gguf") or Path(model).expanduser().exists() or model.startswith((".", "/")):
+    is_path = model.endswith(".gguf") or model.startswith((".", "/"))
+    if is_path or os.path.exists(os.path.expanduser(model)):
         return (Path(model).name.removesuffix(".gguf"),)
     return (model,)

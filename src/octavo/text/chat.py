@@ -9,6 +9,7 @@ else, and sits where trimming and splitting leave it.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,7 +104,7 @@ def read_chat_template(value: str) -> str:
 
     Raises ConfigError when it is neither, or does not compile.
     """
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))  # which, unlike Path.expanduser, needs no home
     source = value
     if "{" not in value:
         if not path.is_file():

@@ -6,6 +6,7 @@ and special tokens; a `.gguf` file carries its tokenizer in its metadata.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def read_parts(path: str | Path, metadata: Mapping[str, Any] | None = None) -> P
     Raises ModelNotFoundError when there is nothing there, CheckpointError when what is there
     is damaged, incomplete or of a kind that is not known.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # which, unlike Path.expanduser, needs no home
     try:
         return _read(path, metadata)
     except ConfigError:
@@ -88,7 +89,7 @@ def num_ids(path: str | Path, metadata: Mapping[str, Any] | None = None) -> int 
 
     `metadata` is a GGUF's. Raises CheckpointError as `read_parts`.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if metadata is not None or path.suffix == ".gguf":
         values = read_gguf_header(path).metadata if metadata is None else metadata
         return _without_padding(path, values, _listed(path, values, "tokens", str)) or None
