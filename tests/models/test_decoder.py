@@ -1,6 +1,7 @@
 """The decoder against transformers (eager, fp32), for every family and its variants."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -398,3 +399,20 @@ def test_gemma_embeddings_are_scaled_by_a_rounded_root(tmp_path: Path) -> None:
     ids = torch.tensor([3, 7])
     assert torch.equal(model.embed(ids), table[ids] * 25.25)
     assert torch.equal(model.embed(ids, out=torch.empty(2, 640).bfloat16()), table[ids] * 25.25)
+
+
+def test_dynamic_scaling_past_the_trained_length_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = toys.save(
+        toys.make("llama", max_position_embeddings=64, rope_parameters=rope), tmp_path
+    )
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level("WARNING"):
+        toys.load(folder)
+        assert "dynamic rope" not in caplog.text
+        toys.load(folder, max_model_len=128)
+    assert "scaled for max_model_len=128, also in sequences within the trained length of 64" in (
+        caplog.text
+    )

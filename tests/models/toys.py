@@ -335,6 +335,33 @@ def write_gguf(
     return path
 
 
+def split_gguf(whole: Path, count: int) -> list[Path]:
+    """The parts that llama.cpp's `gguf-split` makes of a file: all metadata in the first."""
+    reader = gguf.GGUFReader(whole)
+    names = [whole.with_name(f"{whole.stem}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+    each = -(-len(reader.tensors) // count)
+    for number, path in enumerate(names):
+        arch = str(reader.fields["general.architecture"].contents())
+        writer = gguf.GGUFWriter(path, arch)
+        if number == 0:
+            for key, field in reader.fields.items():
+                if not key.startswith("GGUF.") and key != "general.architecture":
+                    kind = field.types[0]
+                    sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                    writer.add_key_value(key, field.contents(), kind, sub)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number * each : (number + 1) * each]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    whole.unlink()
+    return names
+
+
 def _plain_order(values: torch.Tensor, heads: int) -> torch.Tensor:
     """The inverse of `interleaved`, found by moving row numbers through it."""
     numbers = interleaved(np.arange(values.shape[0])[:, None], heads)[:, 0]

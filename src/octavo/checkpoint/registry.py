@@ -61,8 +61,29 @@ def open_checkpoint(
         if twice := sorted(tensors.keys() & found.tensors.keys()):
             raise CheckpointError(f"{path} holds tensors of another file: {name_list(twice)}")
         tensors.update(found.tensors)
-        metadata.update(found.metadata)
+        if container.self_contained and len(paths) > 1:
+            _check_part(path, paths, found.metadata)
+        # The first part has the model's metadata, the others their own number.
+        metadata = {**found.metadata, **metadata}
+    _check_total(root, metadata, tensors)
     return Checkpoint(root, paths, container, tensors, metadata)
+
+
+def _check_part(path: Path, paths: tuple[Path, ...], metadata: Mapping[str, Any]) -> None:
+    """A part that says which it is (`gguf-split` counts from 0) must be where its name says."""
+    for key, right in (("split.no", paths.index(path)), ("split.count", len(paths))):
+        if metadata.get(key, right) != right:
+            raise CheckpointError(
+                f"{path}: {key} is {metadata[key]!r}, by its name it is {right}; rename the parts"
+            )
+
+
+def _check_total(root: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    total = metadata.get("split.tensors.count", len(tensors))
+    if metadata.get("split.count") and total != len(tensors):
+        raise CheckpointError(
+            f"{root}: split.tensors.count is {total!r}, but its parts hold {len(tensors)} tensors"
+        )
 
 
 def _check_shard(path: Path, found: Iterable[str], index: Mapping[str, str]) -> None:

@@ -359,7 +359,7 @@ class Decoder:
                 table = query_cos_sin_table(rope, temperature, size, self._window)
             else:
                 assert rope is not None
-                _log_longrope(rope, self._window)
+                _log_departure(rope, self._window)
                 table = cos_sin_table(rope, size, self._window)
             self._tables[key] = table.to(self._device)
         return self._tables[key]
@@ -378,8 +378,15 @@ class Decoder:
         return self._products.make(weight, bias, method=method)
 
 
-def _log_longrope(rope: RopeSpec, longest: int) -> None:
-    """Say which factors all positions have, since transformers chooses by sequence."""
+def _log_departure(rope: RopeSpec, longest: int) -> None:
+    """Say what all positions have, since transformers chooses by sequence."""
+    if rope.kind == "dynamic" and longest > rope.original_max_position:
+        logger.warning(
+            "dynamic rope: all positions are scaled for max_model_len=%d, also in sequences within "
+            "the trained length of %d, whose answers differ from the model's own; leave "
+            "max_model_len at %d unless longer sequences are needed",
+            longest, rope.original_max_position, rope.original_max_position,
+        )  # fmt: skip
     if rope.kind == "longrope":
         logger.info(
             "LongRoPE: %s factors at all positions, as sequences may have %d tokens and the "

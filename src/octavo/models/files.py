@@ -22,6 +22,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+# A part of a model in several files, as `gguf-split` names them.
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "merges.txt")
 
@@ -193,7 +195,8 @@ def _embedded(name: str) -> ModelFiles:
 def _file(model: str, path: Path) -> ModelFiles:
     container = container_of(path)
     if container is not None and container.self_contained:
-        return ModelFiles(model, path, (path,))
+        paths = _parts(path)
+        return ModelFiles(model, paths[0], paths)
     whole = " or ".join(known.suffix for known in containers() if known.self_contained)
     raise CheckpointError(
         f"{path} is a file but not a {whole}; give the folder that holds config.json and "
@@ -215,14 +218,31 @@ def _alone(model: str, path: Path) -> ModelFiles:
     """A folder with one file that is a model on its own."""
     for suffix in (known.suffix for known in containers() if known.self_contained):
         files = sorted(path.glob(f"*{suffix}"))
-        if len(files) == 1:
-            return ModelFiles(model, files[0], (files[0],))
+        models = {_parts(file) for file in files}
+        if len(models) == 1:
+            (paths,) = models
+            return ModelFiles(model, paths[0], paths)
         if files:
             raise ModelNotFoundError(
                 f"folder {path} holds no {CONFIG}; it holds {len(files)} {suffix} files: name one "
                 "of them"
             )
     raise ModelNotFoundError(f"folder {path} holds no {CONFIG}")
+
+
+def _parts(path: Path) -> tuple[Path, ...]:
+    """Every part of the model that a file belongs to, the first part first."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    count = int(found["count"])
+    names = [f"{found['stem']}-{i:05}-of-{count:05}{found['suffix']}" for i in range(1, count + 1)]
+    parts = tuple(path.parent / name for name in names)
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise CheckpointError(
+            f"{path} is one of {count} parts of a model; missing beside it: {name_list(missing)}"
+        )
+    return parts
 
 
 def _sharded(model: str, path: Path, index_path: Path) -> ModelFiles:
