@@ -302,7 +302,11 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
             "the config says tie_word_embeddings=true, but the checkpoint stores a head of its "
             f"own ({name_list(parts)}); set tie_word_embeddings to false if that is the model's"
         )
-    if head is not None and embed is not None and not same_bytes(head.tensor, embed.tensor):
+    if head is not None and embed is None:
+        # `safetensors.torch.save_model` keeps one of two names of a tensor, the first by alphabet.
+        logger.info("%s is the embedding, too: the config ties them", name)
+        sources[architecture.EMBEDDING] = head
+    elif head is not None and embed is not None and not same_bytes(head.tensor, embed.tensor):
         logger.warning(
             "%s differs from the embedding, but the config ties them: the embedding is used", name
         )

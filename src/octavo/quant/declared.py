@@ -48,6 +48,12 @@ def declared(source: str, config: Any, files: Mapping[str, Mapping[str, Any]]) -
                 )
             found.setdefault(name, value)
             places.setdefault(name, place)
+    if found.get("quant_method") == "awq" and "checkpoint_format" in found:  # GPTQModel's name
+        form = found.pop("checkpoint_format")
+        if found.setdefault("version", form) != form:
+            raise CheckpointError(
+                f"{source}: version is {found['version']!r}, but checkpoint_format {form!r}"
+            )
     return found if blocks else None
 
 
