@@ -232,7 +232,7 @@ def test_connections_that_ask_for_nothing_are_closed_first():
 
 def test_a_batch_leaves_new_connections_the_time_to_send():
     assert [Connections(LIMITS, n).batch for n in (8, 80, 8000)] == [1, 10, 256]
-    assert LIMITS.connections(64, 20) == 28
+    assert LIMITS.connections(64, 20) == 20
     assert LIMITS.connections(32, 30) == 8
 
 
@@ -276,6 +276,18 @@ def test_idle_connections_stay_open_longer_than_those_of_proxies(server):
             time.sleep(pause)
     with pytest.raises(ConfigError, match="keep_alive_timeout must be above 0, not 0"):
         ServerConfig(keep_alive_timeout=0)
+
+
+def test_a_pipelining_client_that_leaves_ends_its_request(server):
+    body = b'{"prompt": "!slow", "max_tokens": 400, "ignore_eos": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with connect(server) as raw:
+        raw.sendall(request * 2)
+        wait_until(lambda: server.service.client.in_flight == 1)
+    began = time.monotonic()
+    server.assert_idle()
+    assert time.monotonic() - began < 2
 
 
 def test_a_body_has_its_time_in_all_however_it_is_cut(server, monkeypatch):

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from octavo.server.errors import HTTPError
 from octavo.server.middleware import BodyLimit, KeyGuard
 
 KEY = "s3cret-key"
@@ -199,3 +200,31 @@ def test_what_follows_a_body_is_not_timed(monkeypatch):
 
     asyncio.run(run())
     assert [m["type"] for m in seen] == ["http.request", "http.disconnect"]
+
+
+def test_all_bodies_together_have_a_limit():
+    held = asyncio.Event()
+
+    async def reads(scope, receive, send):
+        await receive()
+        await held.wait()
+
+    async def run():
+        limit = BodyLimit(reads, 1)
+        limit._limit_of_all = 1000
+
+        def client():
+            parts = [{"type": "http.request", "body": b"x" * 400, "more_body": False}]
+            return asyncio.ensure_future(call(limit, "/", body=parts))
+
+        first = [client(), client()]
+        await asyncio.sleep(0.01)
+        with pytest.raises(HTTPError, match="too large") as refused:
+            await client()
+        assert (refused.value.status, refused.value.code) == (503, "busy")
+        held.set()
+        await asyncio.gather(*first)
+        await client()  # what they held is free again
+        assert limit._held == 0
+
+    asyncio.run(run())

@@ -77,6 +77,7 @@ class _Parser(h11.Connection):
 
     def __init__(self, limits: HTTPLimits) -> None:
         super().__init__(h11.SERVER, limits.head_bytes)
+        self._limit = limits.head_bytes
         self._receive_buffer: _Buffer = _Buffer(limits.head_bytes)
         self.status = 400
         self.in_head = True
@@ -84,6 +85,11 @@ class _Parser(h11.Connection):
     @property
     def has_input(self) -> bool:
         return bool(self._receive_buffer)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more bytes may be read of requests that follow the one in progress."""
+        return self.their_state is h11.DONE and len(self._receive_buffer) <= self._limit
 
     def next_event(self) -> Any:
         self.in_head = self.their_state is h11.IDLE
@@ -261,6 +267,9 @@ class Connection(H11Protocol):
             state = State.LINGERING
         else:
             state = State.BUSY
+            if self.flow.read_paused and self.conn.has_room:
+                # The next request came too early; only a reader sees that the client leaves.
+                self.flow.resume_reading()
         if state is not self.state:
             self._enter(state)
 

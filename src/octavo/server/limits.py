@@ -21,7 +21,8 @@ class HTTPLimits:
     linger_seconds: how long the rest of a refused request is read and dropped, so that a client
         which is still sending gets to read the answer.
     backlog: connections that the kernel holds until they are accepted.
-    spare_descriptors: file descriptors that clients cannot take.
+    bodies_bytes: bodies of all requests in progress together, or one body where that is more.
+    spare_descriptors: file descriptors that clients cannot take: the engine's start needs 16.
     sweep_seconds: how often times are checked.
     """
 
@@ -29,9 +30,10 @@ class HTTPLimits:
     head_seconds: float = 30.0
     head_bytes: int = 1 << 16
     body_seconds: float = 60.0
+    bodies_bytes: int = 1 << 29
     linger_seconds: float = 5.0
     backlog: int = 2048
-    spare_descriptors: int = 16
+    spare_descriptors: int = 24
     sweep_seconds: float = 1.0
 
     def connections(self, descriptors: int, used: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.errors import HTTPError
+from octavo.server.errors import HTTPError, unavailable
 from octavo.server.limits import LIMITS
 
 # Answered without a key: it says only whether the engine is healthy.
@@ -68,11 +68,17 @@ class KeyGuard:
 
 
 class BodyLimit:
-    """Refuses bodies above `max_mb` MiB before they are read, and those that never end."""
+    """Refuses bodies above `max_mb` MiB before they are read, and those that never end.
+
+    All bodies of the requests in progress together have a limit, too: memory is a resource that
+    clients share.
+    """
 
     def __init__(self, app: ASGIApp, max_mb: float) -> None:
         self._app = app
         self._limit = int(max_mb * _MB)
+        self._limit_of_all = max(LIMITS.bodies_bytes, self._limit)
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,14 +87,19 @@ class BodyLimit:
         if _declared(scope["headers"]) > self._limit:
             await refuse(self._too_large(), send)
             return
-        await self._app(scope, self._counted(receive), send)
+        seen = [0]
+        try:
+            await self._app(scope, self._counted(receive, seen), send)
+        finally:
+            self._held -= seen[0]
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _counted(self, receive: Receive, seen: list[int]) -> Receive:
+        """`receive`, counting the bytes of the body in `seen[0]`."""
         loop = asyncio.get_running_loop()
-        seen, complete, end = 0, False, loop.time() + BODY_SECONDS
+        complete, end = False, loop.time() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen, complete
+            nonlocal complete
             if complete:
                 return await receive()
             try:
@@ -97,10 +108,14 @@ class BodyLimit:
                 raise HTTPError(
                     408, f"the body did not arrive within {BODY_SECONDS:g} s", code="timeout"
                 ) from None
-            seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if seen > self._limit:
+            seen[0] += size
+            self._held += size
+            if seen[0] > self._limit:
                 raise self._too_large()
+            if self._held > self._limit_of_all:
+                raise unavailable("the bodies of the requests in progress are too large", "busy")
             return message
 
         return counted
