@@ -14,7 +14,7 @@ from octavo.core.plan import FULL, CacheSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What one attention layer is. `window`: tokens seen, the current one included; None: all."""
+    """One attention layer. `window`: tokens attended to, the current one included; None: all."""
 
     num_heads: int
     num_kv_heads: int
@@ -31,11 +31,11 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Which query tokens belong to which request, and where its keys and values lie.
+    """Maps query tokens to rows, and rows to the blocks of their keys and values.
 
     Row r owns query tokens query_starts[r] .. query_starts[r+1]-1, which are the last ones of
     its sequence of seq_lens[r] tokens. All tensors are on the device; lengths are also given
-    as Python ints so that a backend may choose its path without reading the device.
+    as Python ints so that a backend can choose a code path without reading from the device.
 
     Layers of one KV group have the same metadata; block_tables and slots differ from group to
     group. Blocks behind the window of a group are the null block 0. It holds finite zeros, so a
@@ -71,9 +71,9 @@ class Capabilities:
 
 @runtime_checkable
 class CaptureSafe(Protocol):
-    """What a backend offers whose calls can be captured once and replayed for other steps.
+    """Interface of a backend whose calls can be captured once and replayed for other steps.
 
-    Its captured calls read all that changes from step to step from memory at fixed addresses.
+    Its captured calls read everything that changes between steps from fixed addresses.
     """
 
     def prepare_replay(
@@ -86,7 +86,7 @@ class CaptureSafe(Protocol):
         """Fill that memory for the step of `meta`, for all layers of `spec`, before a replay.
 
         dtype: the queries'. captured_tokens: how many tokens the calls were captured with, at
-        least those of `meta`. What is pointed to lives until the next step is prepared.
+        least those of `meta`. The memory stays valid until the next step is prepared.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 It plans a step once and runs the plan for each layer. A plan is a list of work items: query blocks
 (some queries of one row) over ranges of KV splits. Layout of the cache and numerics: see
-`kernels.cpu.attention`; what an item says: `kernels.cpu.abi`.
+`kernels.cpu.attention`; the fields of an item: `kernels.cpu.abi`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.kernel import address, empty, kernel
 
 _FLOATS = (torch.float32, torch.bfloat16)
-_PRODUCTS = 8  # of 32 rows in a work item at most: K and V of a split are loaded once for all
+_MAX_PRODUCTS = 8  # of 32 rows in a work item, which loads K and V of a split once for all
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 _pack = abi.ATTENTION.packer()
@@ -32,7 +32,7 @@ _LayerKind = tuple[int, AttentionSpec, torch.dtype]
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A step's work items for layers of one kind. step: the address of the ATTENTION_STEP that
-    says where they are. `keep` owns the memory that it points to."""
+    points to them. `keep` owns the memory that it points to."""
 
     meta: AttentionMetadata
     step: Address
@@ -151,8 +151,10 @@ class CpuAttention:
         return work
 
     def _replan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
-        """The work of another KV group with its own block tables, where it is the same; else of
-        a plan. Only items of layers without a window depend on what tables have in common."""
+        """Reuse the plan of another KV group, with this group's block tables, or make a plan.
+
+        Only plans of layers without a window depend on the contents of the block tables.
+        """
         for group in range(meta.group) if spec.window else ():
             other = self._work.get((group, spec, dtype))
             if other and other.meta.query_starts is meta.query_starts:
@@ -201,7 +203,7 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 class _QueryBlocks:
     """Runs of queries of one row, each over the KV splits first..last - 1, in arrays [blocks].
 
-    token, position, table: see `abi.ATTENTION_ITEM`; row: in the step's metadata; shares: work
+    token, position, table: see `abi.ATTENTION_ITEM`; row: in the step's metadata; max_items: work
     items that divide the splits, per KV head.
     """
 
@@ -212,15 +214,15 @@ class _QueryBlocks:
     table: Ints
     first: Ints
     last: Ints
-    shares: Ints
+    max_items: Ints
     threads: int
 
 
 def _query_blocks(meta: AttentionMetadata, spec: AttentionSpec, threads: int) -> _QueryBlocks:
-    """Cut a step so that threads end together: an item has at most a quarter of a thread's share.
+    """Divide a step into query blocks, balanced: an item has at most 1/4 of a thread's work.
 
     Work is counted in keys x products of 32 rows. A split of 256 keys takes about 3 us with a
-    head of 64, so less than two of them is left to one thread, and none is cut smaller.
+    head of 64, so fewer than two of them run on one thread, and none is divided.
     """
     groups, heads = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads
     starts = meta.query_starts.numpy().astype(np.int64)
@@ -231,7 +233,7 @@ def _query_blocks(meta: AttentionMetadata, spec: AttentionSpec, threads: int) ->
     if total * spec.head_dim < 2 * SPLIT_KEYS * 64:
         threads = 1
     most = max(SPLIT_KEYS, total // (4 * threads))
-    fitting = np.clip(most // np.maximum(lengths, 1), 1, _PRODUCTS) * QUERY_ROWS // groups
+    fitting = np.clip(most // np.maximum(lengths, 1), 1, _MAX_PRODUCTS) * QUERY_ROWS // groups
     size = np.maximum(fitting, 1)
     blocks = -(-counts // size)
     row = np.repeat(np.arange(len(counts)), blocks)
@@ -240,18 +242,18 @@ def _query_blocks(meta: AttentionMetadata, spec: AttentionSpec, threads: int) ->
     position = lengths[row] - counts[row] + offset
     low = position - (spec.window or 0) + 1 if spec.window else np.zeros_like(position)
     first, last = np.maximum(low, 0) // SPLIT_KEYS, -(-(position + queries) // SPLIT_KEYS)
-    shares = np.minimum(last - first, -(-(last - first) * SPLIT_KEYS // most))
-    shares[queries * groups > QUERY_ROWS] = 1
+    max_items = np.minimum(last - first, -(-(last - first) * SPLIT_KEYS // most))
+    max_items[queries * groups > QUERY_ROWS] = 1
     table = row * meta.block_tables.stride(0)
     return _QueryBlocks(
-        starts[row] + offset, queries, position, row, table, first, last, shares, threads
+        starts[row] + offset, queries, position, row, table, first, last, max_items, threads
     )
 
 
 def _shared_prefix_groups(
     blocks: _QueryBlocks, meta: AttentionMetadata, spec: AttentionSpec
 ) -> list[tuple[int, Ints]]:
-    """(split, query blocks of one query that see it whole and in the same cache blocks), in order.
+    """(split, query blocks of one query that share all of its cache blocks), in order.
 
     A group has at most as many members as a product has rows for. Only the first splits of a
     query are shared, and never its last, which this step writes to.
@@ -260,23 +262,24 @@ def _shared_prefix_groups(
     if spec.window or most < 2:
         return []
     whole = np.where(blocks.queries == 1, blocks.position // SPLIT_KEYS, 0)
-    left = np.flatnonzero(whole)
+    candidates = np.flatnonzero(whole)
     per_split, tables = SPLIT_KEYS // meta.block_size, meta.block_tables.numpy()
     found: list[tuple[int, Ints]] = []
     split = 0
-    while len(left) > 1:
-        cached = tables[blocks.row[left], split * per_split : (split + 1) * per_split]
-        if len(np.unique(cached[:, 0])) == len(left):
+    while len(candidates) > 1:
+        cached = tables[blocks.row[candidates], split * per_split : (split + 1) * per_split]
+        if len(np.unique(cached[:, 0])) == len(candidates):
             break
         _, which, counts = np.unique(cached, axis=0, return_inverse=True, return_counts=True)
-        same = np.split(left[np.argsort(which.ravel(), kind="stable")], np.cumsum(counts)[:-1])
+        order = candidates[np.argsort(which.ravel(), kind="stable")]
+        same = np.split(order, np.cumsum(counts)[:-1])
         same = [members for members in same if len(members) > 1]
         for members in same:
-            cut = np.array_split(members, -(-len(members) // most))
-            found += [(split, group) for group in cut]
+            parts = np.array_split(members, -(-len(members) // most))
+            found += [(split, group) for group in parts]
         split += 1
-        left = np.concatenate(same) if same else left[:0]
-        left = left[whole[left] > split]
+        candidates = np.concatenate(same) if same else candidates[:0]
+        candidates = candidates[whole[candidates] > split]
     return found
 
 
@@ -293,38 +296,39 @@ class _Plan:
 def _work_items(
     blocks: _QueryBlocks, spec: AttentionSpec, prefix_groups: list[tuple[int, Ints]]
 ) -> _Plan:
-    """Each query block's splits that it does not share, divided among its work items; then an
-    item for each shared-prefix group and KV head."""
+    """Work items of each query block for the splits that it does not share; then one for each
+    shared-prefix group and KV head."""
     heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     shared = np.zeros_like(blocks.first)  # splits of a block that groups compute
     for _, members in prefix_groups:
         shared[members] += 1
     begin = blocks.first + shared
-    own = np.minimum(blocks.shares, blocks.last - begin)  # items of a block and head
+    own = np.minimum(blocks.max_items, blocks.last - begin)  # items of a block and head
     num_items = own + shared
     block = np.repeat(np.arange(len(own)), own * heads)
     first_item = np.cumsum(own * heads) - own * heads  # of a block
     index = np.arange(len(block)) - first_item[block]
-    head, share = index // own[block], index % own[block]
+    head, part = index // own[block], index % own[block]
     counters = np.zeros(len(own) * heads, np.int64)
-    tall = -(-blocks.queries * groups // abi.TILE_ROWS) * abi.TILE_ROWS
-    partial_floats = tall * abi.padded_dim(spec.head_dim) + 2 * QUERY_ROWS  # of a split
+    padded_rows = -(-blocks.queries * groups // abi.TILE_ROWS) * abi.TILE_ROWS
+    partial_floats = padded_rows * abi.padded_dim(spec.head_dim) + 2 * QUERY_ROWS  # of a split
     floats = np.where(num_items > 1, (blocks.last - blocks.first) * partial_floats, 0)
     floats = np.repeat(floats, heads)  # of a block and head
     partial = np.empty(int(floats.sum()), np.float32)
     at, splits = block * heads + head, (blocks.last - begin)[block]
     items = np.zeros(len(block) + len(prefix_groups) * heads, abi.ATTENTION_ITEM.dtype)
-    mine = items[: len(block)]
-    mine["token"], mine["num_queries"] = blocks.token[block], blocks.queries[block]
-    mine["rows"], mine["position"] = blocks.queries[block] * groups, blocks.position[block]
-    mine["kv_head"], mine["table"] = head, blocks.table[block]
-    mine["split_begin"] = begin[block] + splits * share // own[block]
-    mine["split_end"] = begin[block] + splits * (share + 1) // own[block]
-    mine["counter"] = np.where(num_items[block] > 1, counters.ctypes.data + 8 * at, 0)
-    mine["num_items"] = num_items[block]
-    mine["block_begin"], mine["block_end"] = blocks.first[block], blocks.last[block]
-    mine["partial"] = partial.ctypes.data + 4 * (np.cumsum(floats) - floats)[at]
-    mine["partial_bytes"] = 4 * partial_floats[block]
+    own_items = items[: len(block)]
+    own_items["token"], own_items["num_queries"] = blocks.token[block], blocks.queries[block]
+    own_items["rows"] = blocks.queries[block] * groups
+    own_items["position"] = blocks.position[block]
+    own_items["kv_head"], own_items["table"] = head, blocks.table[block]
+    own_items["split_begin"] = begin[block] + splits * part // own[block]
+    own_items["split_end"] = begin[block] + splits * (part + 1) // own[block]
+    own_items["counter"] = np.where(num_items[block] > 1, counters.ctypes.data + 8 * at, 0)
+    own_items["num_items"] = num_items[block]
+    own_items["block_begin"], own_items["block_end"] = blocks.first[block], blocks.last[block]
+    own_items["partial"] = partial.ctypes.data + 4 * (np.cumsum(floats) - floats)[at]
+    own_items["partial_bytes"] = 4 * partial_floats[block]
     if not prefix_groups:
         return _Plan(items[_by_cost(items)], counters, np.empty(0, np.int64), partial)
     first_items: Ints = first_item[:, None] + np.arange(heads) * own[:, None]
@@ -340,7 +344,7 @@ def _work_items(
 
 
 def _by_cost(items: Records) -> Ints:
-    """The order that starts with what takes longest."""
+    """The permutation that sorts items by cost, largest first."""
     cost = items["num_queries"] * (items["split_end"] - items["split_begin"])
     return np.argsort(-cost, kind="stable")
 
@@ -352,7 +356,7 @@ def _add_prefix_groups(
     first_items: Ints,
     groups: int,
 ) -> list[Ints]:
-    """Write an item for each group and KV head; of each, the numbers of an item of its members.
+    """Write an item for each group and KV head; returns the item numbers of its members.
 
     first_items: [query blocks, heads], the number of the first item of each; groups: query heads
     of a KV head.

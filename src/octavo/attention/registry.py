@@ -9,12 +9,12 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.errors import ConfigError, nearest
 
-# Name -> where the class is, imported when asked for.
+# Name -> module and class, imported on demand.
 _BUILT_IN = {
     "cpu": "octavo.attention.cpu:CpuAttention",
     "torch": "octavo.attention.torch_ref:TorchAttention",
 }
-# Names of the types of a KV cache; the first of two for one type is the one that is shown.
+# Names of KV cache dtypes; of two names for one dtype the first is shown.
 KV_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -22,15 +22,16 @@ KV_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
-# The one table that grows at run time: registering is what `register_attention_impl` is for.
+# The only table that changes at run time, through `register_attention_impl`.
 _registered: dict[str, type[AttentionBackend]] = {}
 
 
 def register_attention_impl(name: str, impl: type[AttentionBackend]) -> None:
     """Make `LLM(attention_impl=name)` use `impl`, a class whose instances are backends.
 
-    Raises ConfigError for an empty name, "auto", a built-in name, or a class that lacks a part
-    of the contract (`octavo.attention.AttentionBackend`). A name given again replaces the class.
+    Raises ConfigError for an empty name, "auto", a built-in name, or a class that lacks a
+    member of the interface (`octavo.attention.AttentionBackend`). Registering a name again
+    replaces the class.
     """
     if not name or name == "auto" or name in _BUILT_IN:
         raise ConfigError(
@@ -59,11 +60,11 @@ def create(
     kv_dtype: torch.dtype | None = None,
     order: Sequence[str] = tuple(_BUILT_IN),
 ) -> AttentionBackend:
-    """The backend called `name`, checked against everything that it will have to serve.
+    """The backend called `name`, checked against all requirements.
 
-    "auto" is the first of `order`, the device's preference, that can do it. Raises ConfigError
+    "auto" is the first of `order`, the device's preference, that meets them. Raises ConfigError
     for an unknown name (listing the known ones) and for a request beyond the backend's
-    capabilities (saying which).
+    capabilities (naming them).
     """
     specs = list(specs)
     wanted = order if name == "auto" else [name]
@@ -96,7 +97,7 @@ def _objections(
     block_size: int | None,
     kv_dtype: torch.dtype,
 ) -> list[str]:
-    """Everything asked for that `impl` cannot do, each in words; empty if it can."""
+    """A message for each requirement that `impl` does not meet."""
     can = impl.capabilities
     kind = device.partition(":")[0]
     found: list[str] = []
@@ -121,7 +122,7 @@ def _objections(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it is called in options and messages."""
+    """The name of a dtype in options and messages."""
     names = (name for name, known in KV_DTYPES.items() if known == dtype)
     return next(names, str(dtype).removeprefix("torch."))
 

@@ -1,8 +1,8 @@
 """The plain torch backend: the specification of paged attention, on any device and any shape.
 
-Cache of a layer: [blocks, 2, block_size, kv_heads, head_dim], keys first; of codes with the four
-bytes of their float32 scale behind each head. It gathers each row's keys and values and works row
-by row, so it is right and slow.
+Cache of a layer: [blocks, 2, block_size, kv_heads, head_dim], keys first; in a cache of codes each
+head is followed by the four bytes of its float32 scale. It gathers each row's keys and values and
+processes one row at a time: simple and slow.
 """
 
 import torch

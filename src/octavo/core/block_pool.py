@@ -1,9 +1,9 @@
 """Physical blocks: a free list, reference counts, and the hashes of cached contents.
 
 Every operation is O(1). The free list is doubly linked through two arrays, with block 0 as its
-head and tail, so a free block found by its hash is taken out of the middle at once. Blocks that
-hold nothing worth keeping are put at the front and used first; blocks with a cached content go
-to the back, so the content that was used longest ago is overwritten first.
+head and tail, so a free block found by its hash is unlinked from the middle in O(1). Blocks
+without cached contents are put at the front and used first; blocks with cached contents go to
+the back, so the least recently used contents are overwritten first.
 
             front: next to be overwritten                       back: used last
     0 <-> [empty] <-> [empty] <-> [cached, old] <-> ... <-> [cached, recent] <-> 0
@@ -13,7 +13,7 @@ from octavo.errors import EngineError, NotEnoughMemoryError
 
 
 class BlockPool:
-    """`num_blocks` block ids from 0; 0 is the null block, which is never given out.
+    """`num_blocks` block ids from 0; 0 is the null block, which is never allocated.
 
     `refs[b]` is how many tables hold block b; `hashes[b]` names its published content or is
     None. Both are for reading: only the methods change them. A published block must not be
@@ -51,7 +51,7 @@ class BlockPool:
         return len(self._block_of)
 
     def allocate(self) -> int:
-        """The free block at the front, with one reference; its cached content is forgotten."""
+        """The free block at the front, with one reference; its cached contents are dropped."""
         block = self._next[0]
         if block == 0:
             raise EngineError("no free block; the caller must look at num_free first")
@@ -73,7 +73,7 @@ class BlockPool:
         self.refs[block] = count + 1
 
     def release(self, block: int) -> None:
-        """Give one reference back; the last one frees the block. A cached content stays."""
+        """Drop one reference; the last one frees the block. Cached contents stay."""
         count = self.refs[block] - 1
         if count < 0:
             raise EngineError(f"block {block} was released once too often")
@@ -93,16 +93,16 @@ class BlockPool:
         return self._block_of.get(content)
 
     def publish(self, block: int, content: bytes) -> None:
-        """Name the content of a full, computed block; nothing if another one has that name."""
+        """Name the content of a full, computed block, unless another block has that name."""
         if self.hashes[block] is None and content not in self._block_of:
             self.hashes[block] = content
             self._block_of[content] = block
 
     def forget(self) -> None:
-        """Forget every cached content. Held blocks stay held; they are just not found again.
+        """Drop all cached contents. Held blocks stay held; they are just not found again.
 
-        What is free goes to the front: memory that was written before is quicker to write than
-        memory that the system has still to provide (2 s a GiB on one virtual machine).
+        Free ones move to the front: writing to memory that was written before is faster than
+        faulting in new pages (2 s per GiB on one virtual machine).
         """
         for block in self._block_of.values():
             self.hashes[block] = None
@@ -137,7 +137,7 @@ class BlockPool:
         free = self._walk()
         expect(len(free) == self.num_free, f"{len(free)} blocks are linked, not {self.num_free}")
         expect(len(set(free)) == len(free), "a block is twice in the free list")
-        expect(0 not in free and self.refs[0] == 0, "the null block was given out")
+        expect(0 not in free and self.refs[0] == 0, "the null block was allocated")
         unheld = [b for b in range(1, self.num_blocks) if self.refs[b] == 0]
         expect(sorted(free) == unheld, "the free list is not the set of blocks without holder")
         shared = sum(count > 1 for count in self.refs)

@@ -48,7 +48,7 @@ class BlockTable:
         self._ids = None
 
     def replace(self, group: int, index: int, block: int) -> None:
-        """Put `block` at `index` instead of what is there: copy-on-write."""
+        """Replace the block at `index` by `block`: copy-on-write."""
         self.groups[group][index] = block
         self._ids = None
 
@@ -64,7 +64,7 @@ class BlockTable:
         return dropped
 
     def drop_front(self, group: int, end: int) -> list[int]:
-        """Put the null block for the blocks before `end`; returns those that were there."""
+        """Replace the blocks before `end` by the null block; returns the replaced ones."""
         first = self.first[group]
         if end <= first:
             return []
@@ -76,7 +76,7 @@ class BlockTable:
         return dropped
 
     def fork(self) -> "BlockTable":
-        """A table of the same blocks. The caller takes the references."""
+        """A table of the same blocks. The caller adds the references."""
         child = BlockTable()
         child.groups = [blocks.copy() for blocks in self.groups]
         child.first = self.first.copy()
@@ -91,7 +91,7 @@ class BlockTable:
         return [block for row in zip(*self.groups, strict=True) for block in row if block]
 
     def clear(self) -> list[int]:
-        """Empty the table; returns what `held` gave, which the caller releases."""
+        """Empty the table; returns the held blocks, which the caller releases."""
         held, self.groups, self.first = self.held(), [], []
         self._ids = ()
         self.num_published = 0

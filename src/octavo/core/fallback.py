@@ -1,6 +1,6 @@
-"""A policy that may raise or answer nonsense: FIFO answers in its place, for that call.
+"""Shields the scheduler from a policy that raises or returns an invalid answer.
 
-Keeps no state of requests and makes no decision of its own.
+FIFO is used for such a call. Keeps no per-request state.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -32,8 +32,8 @@ class FallbackPolicy:
 
     Requests that `order` omits, or has not yielded when it raises, follow in arrival order;
     unknown and repeated ones are skipped. `victim` and `budget` fall back to FIFO without
-    limits, and no request is refused. `errors` counts what the policy raised; only the first
-    is logged, with its trace, since every step would most likely log the same.
+    limits, and no request is rejected. `errors` counts the policy's exceptions; only the first
+    is logged, with its traceback, since every step would most likely log the same.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -83,7 +83,7 @@ class FallbackPolicy:
         return self._ask("refusal", lambda: policy.refusal(load), lambda: None)
 
     def gauges(self) -> tuple[Gauge, ...]:
-        """What the policy publishes; nothing where it has no gauges, or fails to give them."""
+        """The policy's gauges; empty if it has none, or if computing them fails."""
         if not isinstance(self.policy, Gauged):
             return ()
         gauged = self.policy
@@ -107,6 +107,6 @@ class FallbackPolicy:
 
 
 def _checked(gauge: Gauge) -> Gauge:
-    """The gauge as one that can be sent: with plain values of the right types."""
+    """The gauge with plain values of the declared types, so that it can be serialized."""
     fields = msgspec.structs.asdict(gauge)
     return msgspec.convert({**fields, "value": float(gauge.value)}, Gauge)

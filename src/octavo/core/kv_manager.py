@@ -1,12 +1,12 @@
-"""All that the scheduler asks about memory: match, grow, fork, publish, swap, free.
+"""The scheduler's interface to KV memory: match, grow, fork, publish, swap, free.
 
 Tables live in the requests; this is the only place that changes them. It touches no tensor:
 what must be copied is collected as `BlockCopy`, in order, for the next plan.
 
-Layers that cache alike form a KV group (`CacheSpec`). All groups take blocks from one pool, and
-a request has a list of blocks for each: a logical block of its tokens is one physical block per
-group. What is behind the window of a group is released, so such a group holds few blocks however
-long the sequence is.
+Layers with equal `CacheSpec` form a KV group. All groups allocate from one pool, and a request has
+a list of blocks for each: a logical block of its tokens is one physical block per group. Blocks
+behind the window of a group are released, so such a group holds few blocks however long the
+sequence is.
 """
 
 from collections.abc import Sequence
@@ -113,8 +113,8 @@ class KVManager:
     def shortage(self, request: Request, found: Prefix, spare: int) -> int:
         """Blocks missing to hold all tokens of `request`, with `found`, and leave `spare` free.
 
-        As many as it holds at once: chunk by chunk, what is behind a window is released. Where
-        that is more than the pool has, the chunks are cut smaller.
+        The peak during the request: blocks behind a window are released chunk by chunk. If that
+        exceeds the pool, the chunks are made smaller.
         """
         refs, blocks = self.pool.refs, found.held()
         needed = sum([refs[block] == 0 for block in blocks])  # free now, and then not
@@ -125,7 +125,7 @@ class KVManager:
         else:
             needed += self._more(request, len(found))
             if len(found) * self.block_size == len(request.tokens):
-                # The copies that `take` speaks of.
+                # The copies described in `take`.
                 needed += sum([refs[group[-1]] > 0 for group in found.groups])
         return min(needed, self.pool.num_blocks - 1) + spare - self.pool.num_free
 
@@ -141,7 +141,7 @@ class KVManager:
         return needed
 
     def take(self, request: Request, found: Prefix) -> int:
-        """Give `found` to `request` as its first tokens; returns how many tokens that is.
+        """Assign `found` to `request` as its first tokens; returns how many tokens that is.
 
         At most all tokens but one, whose logits are needed. When every block is found, the
         last token is computed again into a copy of the last block, or, if no block is left for
@@ -167,7 +167,7 @@ class KVManager:
         return self.take(request, self.find(request))
 
     def count_query(self, request: Request) -> None:
-        """Note for the hit rate that `request` has been looked up for the first time."""
+        """Count the first lookup of `request` for the hit rate."""
         self.cache.queried_tokens += request.num_prompt_tokens
         self.cache.cached_tokens += request.num_cached_tokens
 
@@ -176,8 +176,8 @@ class KVManager:
     def grow_each(self, requests: list[Request]) -> list[Request]:
         """`grow` each by one token; returns those for which there was no block.
 
-        Each step does this for each running request, so the common case, a slot in a block of
-        its own, is decided here.
+        Each step does this for each running request, so the common case, a free slot in an
+        unshared block, is handled here.
         """
         size, refs, hashes = self.block_size, self.pool.refs, self.pool.hashes
         short: list[Request] = []
@@ -198,13 +198,13 @@ class KVManager:
         """Blocks that `request` still needs, at once and at most, for the tokens it has."""
         table = request.table
         held: list[int] = []
-        # What others share is not free when it is released.
+        # A block shared with others does not become free when it is released.
         if self._windowed and not self.pool.num_shared and table.groups:
             held = [len(table) - table.first[group] for group in self._windowed]
         return self._more(request, len(table), held)
 
     def max_growth(self, request: Request) -> int:
-        """The most tokens that `grow` could give `request` now."""
+        """The most tokens by which `request` could `grow` now."""
         free = self.pool.num_free - len(self._must_copy(request))
         if free < 0:
             return 0
@@ -246,7 +246,7 @@ class KVManager:
         self._copies.append(BlockCopy("copy", old, new))
         table.replace(group, index, new)
         # The old block may be allocated again within this step: its copy is made before any
-        # row writes, and copies are made in the order in which they are asked for.
+        # row writes, and copies are made in the order in which they were requested.
         self.pool.release(old)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -297,11 +297,11 @@ class KVManager:
             self.pool.release(block)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """The copies asked for since the last call, in order."""
+        """The copies requested since the last call, in order."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    # To the host and back.
+    # Swapping.
 
     def swap_out(self, request: Request) -> bool:
         """Free the blocks of `request`, with what it has computed copied to the host.
@@ -317,15 +317,15 @@ class KVManager:
             return False
         blocks, names = self._computed_blocks(request), self._content(request)
         found = [host.find(name) if block else 0 for block, name in zip(blocks, names, strict=True)]
-        taken = sum([block is None or (block > 0 and host.refs[block] == 0) for block in found])
-        if taken > host.num_free:
+        needed = sum([block is None or (block > 0 and host.refs[block] == 0) for block in found])
+        if needed > host.num_free:
             return False
         for there in found:  # all of them first: allocating may overwrite what was found
             if there:
                 host.share(there)
         for source, name, there in zip(blocks, names, found, strict=True):
             request.host_blocks.append(self._copy_out(host, source, name, there))
-        # Those that are still in the pool when the request comes back need no copy.
+        # Blocks that are still in the pool when the request resumes need no copy.
         full = request.num_computed // self.block_size * self.num_groups
         for source, name in zip(blocks[:full], names, strict=False):
             if source:
@@ -344,7 +344,7 @@ class KVManager:
         return target
 
     def swap_in(self, request: Request) -> None:
-        """Bring back what `swap_out` took; the caller has seen that there is no shortage."""
+        """Undo `swap_out`; the caller has checked that there is no shortage."""
         sources, names = request.host_blocks, self._content(request)
         full = request.num_computed // self.block_size * self.num_groups
         found = [
@@ -404,8 +404,8 @@ class KVManager:
     def preemption_cost(self, request: Request) -> tuple[int, int]:
         """(tokens to recompute, block copies to swap out and in) if `request` is preempted now.
 
-        Blocks that others hold too stay, and cost neither; tokens are saved where that is so
-        in every group.
+        Blocks that others hold too remain in the pool at no cost; their tokens need no
+        recomputation if that holds in every group.
         """
         refs = self.pool.refs
         blocks = self._computed_blocks(request)
@@ -421,17 +421,17 @@ class KVManager:
         keep = set(wanted.held())
         return sum([refs[block] == 1 and block not in keep for block in request.table.held()])
 
-    # Leaving.
+    # Releasing.
 
     def free(self, request: Request) -> None:
-        """Give all blocks back, the tail first. Published ones stay findable until overwritten.
+        """Release all blocks, the last one first. Published ones can be found until overwritten.
 
             tokens   [0 .. 15][16 .. 31][32 .. 39, 8 slots unwritten]
             blocks      7         4         9
             release     3rd       2nd       1st
             list     front: 9, ...  (nothing cached: used next)  ..., 4, 7: back
 
-        Without its beginning a cached prefix is of no use, so the beginning goes last.
+        A cached prefix is useless without its beginning, so the beginning is released last.
         """
         self._release_table(request)
         self._release_host(request)
@@ -457,10 +457,10 @@ class KVManager:
             self.host.forget()
         return self.pool.num_used == 0
 
-    # Looking.
+    # Statistics and checks.
 
     def usage(self) -> KVUsage:
-        """Counts of this moment; costs time in the number of requests that hold blocks."""
+        """Current counts; takes time linear in the number of requests that hold blocks."""
         size, pool = self.block_size, self.pool
         held = pool.num_used * size
         return KVUsage(
@@ -513,7 +513,7 @@ class KVManager:
         return sum(empty.values())
 
     def check(self) -> None:
-        """Verify both pools, and that references are just those of the tables. For tests, idle."""
+        """Verify both pools, and that their references match the tables. For tests, idle."""
         for request in self._holders:
             self._check_table(request)
             expect(not request.host_blocks, f"{request!r} is in two places")

@@ -1,12 +1,12 @@
 """The frozen messages between the scheduler, which decides, and the runner, which computes.
 
-A plan holds all that a step needs, so the runner keeps no state of a request: the same plan
-gives the same result, here or in another process. Lengths are in tokens, positions count from
+A plan is self-contained, so the runner keeps no per-request state: the same plan gives the same
+result, here or in another process. Lengths are in tokens, positions count from
 0 in the request's own sequence, blocks are physical block ids of the KV pool.
 
-What a step makes anew are msgspec structs: as frozen as a dataclass, but made in 0.1 us instead
-of 1.1 us, and a step of 128 rows makes about 500. They hold no cycles, so the garbage collector
-need not look at them.
+The values created in every step are msgspec structs: as frozen as a dataclass, but created in
+0.1 us instead of 1.1 us, and a step of 128 rows creates about 500. They contain no reference
+cycles, so the garbage collector does not track them.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MOST_TOKENS = 2**31 - 1  # of one sequence: lengths are 32-bit integers
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """One token to draw from the logits of one of a row's tokens.
 
-    A pure function of the logits and of this value: nothing is remembered between steps.
+    The draw is a pure function of the logits and of this value; no state is kept between steps.
 
     offset: which of the row's tokens, counted back from the last one, which is 0.
 
@@ -49,7 +49,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanRow(msgspec.Struct, frozen=True, gc=False):
-    """One request's share of a step.
+    """One request's tokens in a step.
 
     token_ids: the tokens to compute, at positions start, start + 1, ...
     block_ids: for each KV group, the blocks of the request in order; each covers start +
@@ -119,7 +119,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
-    """What a row gave, or an error that ends this request alone.
+    """What a row produced, or an error that ends only this request.
 
     choices: for each choice that the row draws for, the tokens that it gained: one, and one more
         for each accepted draft. logprobs: of those tokens.
@@ -176,7 +176,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """What a layer caches of a sequence; layers of one KV group have the same.
+    """What a layer caches of a sequence; the layers of a KV group have equal ones.
 
     full: the keys and values of all its tokens. window: of the last `window` tokens, the current
     one included. state: one value of fixed size, whatever the length (recurrent layers).
@@ -232,14 +232,14 @@ def longest_sequence(groups: Sequence[CacheSpec], num_blocks: int, block_size: i
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """What a loaded runner can do, as plain values that may cross a process border.
+    """What a loaded runner can do, as plain values that may cross a process boundary.
 
     num_blocks: KV blocks in the pool, the null block 0 included; each has `block_bytes` bytes
         over all layers of a KV group. num_host_blocks: blocks of the swap pool.
     kv_groups: what the layers of each group cache; a request has a block table for each.
     max_model_len: tokens of one request, prompt and output together; fits the pool.
     eos_token_ids: every id that ends a text. generation_defaults: sampling values that the
-        checkpoint recommends. memory: the KV budget's sum, term by term, in bytes.
+        checkpoint recommends. memory: the terms of the KV budget, in bytes.
     """
 
     num_blocks: int

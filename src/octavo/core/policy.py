@@ -30,7 +30,7 @@ MIN_CHUNK = 64  # least prompt tokens per step while other requests wait for the
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """What a budget may depend on. A policy must neither change nor keep any of it.
+    """What a budget may depend on. A policy must neither modify nor store any of it.
 
     max_*: as configured. due: running requests whose next token this step yields; lagging:
     running ones that lag by more than one token; waiting: the preempted first, then by arrival.
@@ -67,7 +67,7 @@ class StepLatencies(msgspec.Struct, frozen=True, gc=False):
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """A number that a policy publishes, with its value now.
+    """A metric that a policy publishes, with its current value.
 
     It is `engine.stats.policy[name]`, and on /metrics `octavo:POLICY_NAME`, after the policy's
     own name. counter: the value never decreases (/metrics adds `_total`). Raises ConfigError
@@ -91,12 +91,12 @@ class Gauge(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Policy(Protocol):
-    """What the scheduler asks of a policy. One instance serves one scheduler.
+    """The interface of a scheduling policy. One instance serves one scheduler.
 
     Optional attributes: `displaces = False` for a policy whose `victim` is always None for a
     waiting request, which saves calls; `heeds_priority = False` or `heeds_deadline = False` for
     one that does not read `request.priority` or `request.deadline`: a request that sets it is
-    then refused instead of ignored; `state`, a frozen value, is shown as `engine.stats.NAME`.
+    then rejected instead of ignored; `state`, a frozen value, is shown as `engine.stats.NAME`.
     Optional interfaces: `AdaptivePolicy`, `Gauged`.
     """
 
@@ -140,10 +140,10 @@ class AdaptivePolicy(Protocol):
 
 @runtime_checkable
 class Gauged(Protocol):
-    """The optional interface of a policy that publishes numbers."""
+    """Optional interface for policies that publish metrics."""
 
     def gauges(self) -> Iterable[Gauge]:
-        """The same gauges at every call, with their values now."""
+        """The same gauges at every call, with their current values."""
         ...
 
 
@@ -214,8 +214,8 @@ class PriorityScheduler:
         such fault is logged.
     max_wait: seconds of waiting after which a request is overdue. The overdue request that has
         waited longest is served before all others, and up to a quarter of the running requests
-        are exempt from displacement because they were overdue: no request waits for ever, and
-        urgent ones can still displace the rest.
+        are exempt from displacement because they were overdue: every wait is bounded, and urgent
+        requests can still displace the rest.
 
     A waiting request with a strictly lower priority number, or the first overdue one, displaces
     a running one. Except for due tokens, the step is reserved for it. Deadlines and weights

@@ -1,10 +1,10 @@
-"""Which full blocks of a request are in the pool already, by the hash of all they depend on.
+"""Finds full blocks of a request that are in the pool, by a hash of all that they depend on.
 
-The name of a block is a hash of the name of the block before it and of its own tokens, so equal
-names mean equal histories. The first name of the chain holds what else decides who may share the
-blocks: the salt, under a tag, so that nothing else can be mistaken for it. A request keeps its
-names: no block is hashed twice. Each KV group caches other layers of the same tokens, so the pool
-knows a block by its name and its group.
+The name of a block is a hash of the name of the preceding block and of its own tokens, so equal
+names mean equal histories. The root of the chain includes everything else that restricts sharing:
+the salt, tagged so that it cannot collide with other data. A request caches its names: no block is
+hashed twice. Each KV group caches different layers of the same tokens, so the pool identifies a
+block by its name and its group.
 """
 
 from array import array
@@ -42,7 +42,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """The names of blocks, over a pool that finds and forgets them. groups: of the layers."""
+    """Names blocks of `pool` and finds them by name. groups: the KV groups."""
 
     __slots__ = (
         "_full", "_windowed", "block_size", "cached_tokens", "groups", "pool",
@@ -57,13 +57,13 @@ class PrefixCache:
         self.groups = tuple(groups)
         self._full = [g for g, spec in enumerate(self.groups) if spec.window is None]
         self._windowed = [g for g, spec in enumerate(self.groups) if spec.window is not None]
-        # Appended to a name, it is that of the block of one group.
+        # Appended to a name, a tag gives the name of the block of one group.
         self.tags = [b"", *(group.to_bytes(2, "big") for group in range(1, len(self.groups)))]
         self.queried_tokens = 0  # prompt tokens looked up when requests first ran
         self.cached_tokens = 0  # of them, found
 
     def names(self, request: Request, count: int) -> list[bytes]:
-        """The names of at least the first `count` full blocks of `request`, kept in it."""
+        """The names of at least the first `count` full blocks of `request`, cached in it."""
         names = request.block_hashes
         size = self.block_size
         while len(names) < count:
@@ -125,7 +125,7 @@ class PrefixCache:
             )
             if missing < 0:
                 break
-            # No prefix that ends between the missing block and `end` can do without it.
+            # Every prefix that ends between the missing block and `end` needs it.
             end = missing
         return end
 
@@ -155,7 +155,7 @@ class PrefixCache:
 
 
 def root(request: Request) -> bytes:
-    """The start of the chain: what the tokens do not say, tagged and with its length."""
+    """The root of the chain: what else restricts sharing, tagged and with its length."""
     salt = request.submission.cache_salt
     if salt is None:
         return _ROOT

@@ -1,4 +1,4 @@
-"""The running and the waiting requests, and the way of a request from one queue to the other.
+"""The running and waiting queues, and the transitions of requests between them.
 
 A preempted request gives up its blocks: they are swapped out to the host, or recomputed later.
 Which request runs, and when, is decided elsewhere (`step`, `scheduler`).
@@ -21,7 +21,7 @@ class Queues:
     arrival. Sets are dicts, since their order matters.
 
     preemption_mode: what `preempt` does with the KV of a request; auto chooses what is expected
-    to take less time, by `rates`.
+    to be faster, by `rates`.
     """
 
     def __init__(self, kv: KVManager, rates: Rates, preemption_mode: PreemptionMode) -> None:
@@ -50,7 +50,7 @@ class Queues:
         self.waiting.pop(request, None)
 
     def preempt(self, request: Request, now: float) -> None:
-        """Take its blocks from a running request, because others need them."""
+        """Preempt a running request because others need its blocks."""
         self.num_preemptions += 1
         request.num_preemptions += 1
         self.requeue(request, now)
@@ -77,7 +77,7 @@ class Queues:
         self.waiting.move_to_end(request, last=False)
 
     def check(self, live: Collection[Request]) -> None:
-        """Verify that the queues hold just the `live` requests; raises EngineError."""
+        """Verify that the queues hold exactly the `live` requests; raises EngineError."""
         expect(self.running.keys() | self.waiting.keys() == live, "a live request has no queue")
         expect(not self.running.keys() & self.waiting.keys(), "a request is in both queues")
         for request in live:

@@ -47,14 +47,14 @@ class Rates:
         if below:
             return _line(below[-1], above[0], tokens)
         first = above[0]
-        if len(above) == 1:  # the fixed part of the cost is not known
+        if len(above) == 1:  # the fixed cost is unknown
             return first[1] if first[0] <= 4 * tokens else None
         return min(max(_line(first, above[1], tokens), first[1] * tokens / first[0]), first[1])
 
     def tokens_within(self, seconds: float) -> int:
         """The most tokens whose step takes at most `seconds`, by the upper bound; 0 if unknown.
 
-        Converges to the true number as steps of the returned size are measured.
+        Converges to the true value as steps of the returned size are measured.
         """
         counts = [c * seconds / mean for c, mean in self._points.values() if mean <= seconds]
         return int(max(counts, default=0.0))

@@ -1,9 +1,9 @@
-"""One request while it runs: its tokens, how many are computed, and where it stands.
+"""The state of a request: its tokens, how many are computed, and its status.
 
 A `Request` is one sequence of tokens, that is, one choice. A request with n > 1 begins as
 choice 0; when its prompt is computed the scheduler forks it into its other choices, which share
-its `Submission`: what was asked, already checked (`engine.admission`). Only the scheduler and
-the KV manager change a request. What can be derived is not stored.
+its checked `Submission` (`engine.admission`). Only the scheduler and the KV manager change a
+request. What can be derived is not stored.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from octavo.core.submission import Submission
 
 
 class Status(Enum):
-    """Where a request is. PREEMPTED gave up its blocks; SWAPPED holds blocks on the host."""
+    """PREEMPTED: its blocks were released. SWAPPED: its blocks are in the host pool."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class Request:
         assert submission.token_ids, "an empty prompt was admitted"
         assert max_tokens >= 1, "a request without a token to generate was admitted"
         self.submission = submission
-        # What every step reads is one attribute away.
+        # Read in every step, so they are direct attributes.
         self.request_id = submission.request_id
         self.params = submission.params
         self.priority = submission.priority
@@ -73,7 +73,7 @@ class Request:
         self.num_computed = 0
         self.num_in_flight = 0  # plans, scheduled and not yet committed, that have a row of it
         self.drafts: tuple[int, ...] = ()  # proposed to follow `tokens`; cleared when it gains one
-        self.num_cached_tokens = 0  # of the prompt, found in the cache when it first ran
+        self.num_cached_tokens = 0  # prompt tokens found in the cache when it first ran
         self.status = Status.WAITING
         self.table = BlockTable()
         self.host_blocks: list[int] = []  # while swapped: host copies of what is computed
@@ -109,7 +109,7 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are asked for and not yet complete."""
+        """Whether log-probabilities of the prompt are requested and not yet complete."""
         return (
             self.params.prompt_logprobs is not None
             and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
@@ -121,7 +121,7 @@ class Request:
         return self.params.n > 1 and len(self.tokens) == self.num_prompt_tokens
 
     def waited_at(self, now: float) -> float:
-        """Seconds that it has waited in all, up to `now`."""
+        """Total seconds waited, up to `now`."""
         if self.status is Status.RUNNING:
             return self.waited
         return self.waited + now - self.waiting_since

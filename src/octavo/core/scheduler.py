@@ -1,11 +1,11 @@
 """Requests in, plans out, results in, updates out.
 
-    Every request has tokens, and a count of how many are computed. A step hands out at most
+    Every request has tokens, and a count of how many are computed. A step assigns at most
     `max_num_batched_tokens` tokens to requests whose computed count lags behind; the model
     computes them; a request whose computed count has caught up gains a new token.
 
-A new prompt, a chunk of a long one, a prompt whose beginning is cached, a preempted request that
-is recomputed: each is a computed count that lags, by more or less.
+A new prompt, a chunk of a long one, a prompt with a cached prefix, a preempted request that is
+recomputed: they differ only in how far the computed count lags.
 
 The scheduler admits requests, lets `step` plan, keeps the plans in flight, and commits their
 results. It knows neither tensors nor text, and reads no clock: `now` is an argument.
@@ -58,15 +58,15 @@ class Scheduler:
 
     Several plans may be in flight, scheduled and not yet committed. Plans must be executed, and
     are committed, in the order in which they were scheduled. While a request has a row in a plan
-    in flight, its blocks stay its own: it is not preempted, and if it is aborted or ends, they
-    are released when the last such plan is committed.
+    in flight, it keeps its blocks: it is not preempted, and if it is aborted or ends, they are
+    released when the last such plan is committed.
 
     max_num_seqs: requests that run at once; at most max_num_batched_tokens, so that each can get
     a token in each step. max_num_batched_tokens: tokens of one step. max_model_len: tokens of one
     request, prompt and output; the pool must hold one such request, so that a request that runs
     alone can always finish. preemption_mode: whether the KV of a preempted request is swapped
-    out (if the KV manager has a host pool with free blocks) or recomputed; auto takes what is
-    expected to be quicker, by the measured times of steps.
+    out (if the KV manager has a host pool with free blocks) or recomputed; auto chooses what is
+    expected to be faster, by measured step times.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue an admitted request. Raises RequestError if its id is in flight, QueueFullError
-        if the policy turns it away."""
+        if the policy rejects it."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"a request with the id {request.request_id[:128]!r} is in flight", "request_id"
@@ -122,7 +122,7 @@ class Scheduler:
         return bool(choices)
 
     def finish_choice(self, request_id: str, index: int, reason: FinishReason = "stop") -> None:
-        """End one choice for a reason seen outside, such as a stop string. No update follows."""
+        """End one choice for an external reason, such as a stop string. No update follows."""
         if request := self._groups.get(request_id, {}).get(index):
             self._finish(request)
 
@@ -187,7 +187,7 @@ class Scheduler:
         return self.fallback.errors + int(getattr(self.policy, "weight_faults", 0))
 
     def slots(self) -> dict[str, tuple[int, int, int]]:
-        """Of each running choice, by its id: slots held, written, and shared with others."""
+        """Slots held, written, and shared with others, for each running choice by its id."""
         return {request.seq_id: self.kv.usage_of(request) for request in self.queues.running}
 
     def check(self) -> None:
@@ -226,7 +226,7 @@ class Scheduler:
             self.rates,
         )
 
-    # A step: plan it, and take in its result.
+    # A step: plan it, and commit its result.
 
     def schedule(self, now: float) -> StepPlan:
         """The next step; its rows are empty if nothing can run now. Each plan must be committed.
@@ -301,7 +301,7 @@ class Scheduler:
         return self._in_flight.popleft()
 
     def _measure(self, step: PlannedStep, updates: list[Update]) -> None:
-        """Learn from the time of a step, which began when the one before it ended."""
+        """Update the rates with the time of a step, which began when the one before it ended."""
         plan, tokens = step.plan, step.num_tokens
         seconds = self._now - max(plan.planned_at, self._committed_at)
         swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
@@ -380,10 +380,10 @@ class Scheduler:
             prompt_logprobs = tuple(request.prompt_logprobs)
         reason: FinishReason | None = None
         stop: int | None = None
-        taken = 0
-        while reason is None and taken < len(tokens):
-            token = tokens[taken]
-            taken += 1
+        used = 0
+        while reason is None and used < len(tokens):
+            token = tokens[used]
+            used += 1
             request.tokens.append(token)
             count = len(request.tokens) - request.num_prompt_tokens
             if token in request.stop_ids and count > request.params.min_tokens:
@@ -391,8 +391,8 @@ class Scheduler:
                 stop = None if token in request.eos_ids else token
             elif count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
                 reason = "length"
-        if taken < len(tokens):
-            tokens, logprobs = tokens[:taken], logprobs[:taken]
+        if used < len(tokens):
+            tokens, logprobs = tokens[:used], logprobs[:used]
         request.drafts = ()
         if computed // self.kv.block_size > request.table.num_published:
             self.kv.publish(request, min(computed, len(request.tokens)))
@@ -431,5 +431,5 @@ def _check_limits(kv: KVManager, max_model_len: int, preemption_mode: str) -> No
 
 
 def _collect(request: Request, row: PlanRow, gained: RowResult) -> None:
-    """Keep the prompt log-probabilities that are new; a chunk computed again brings some twice."""
+    """Append the new prompt log-probabilities; a recomputed chunk repeats some."""
     request.prompt_logprobs += gained.prompt_logprobs[len(request.prompt_logprobs) - row.start :]

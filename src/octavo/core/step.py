@@ -128,14 +128,14 @@ class StepBuilder:
                 due.append(request)
             elif lag > 1:
                 lagging.append(request)
-            # Else a plan in flight gives its next token.
+            # Else its next token comes from a plan in flight.
         self._assigned = dict.fromkeys(due, 1)
         short = self._kv.grow_each(due)
         for request in short:
             del self._assigned[request]
         for request in short:
             # One that was preempted for an earlier one is not RUNNING any more.
-            if request.status is Status.RUNNING and self._make_room(request):
+            if request.status is Status.RUNNING and self._preempt_for(request):
                 self._assigned[request] = 1
         if self._preempted:
             lagging = [request for request in lagging if request.status is Status.RUNNING]
@@ -153,7 +153,7 @@ class StepBuilder:
             self._queues.rates,
         )
         tokens, sequences = self._policy.budget(load)
-        # Whatever the policy answers, requests that lag can move and an idle engine can start.
+        # Whatever the policy answers, lagging requests progress and an idle engine can start one.
         self._budget = min(max(tokens, due + 1), self._max_tokens)
         self._left = self._budget - due
         self._sequences = min(max(sequences, 1), self._max_sequences)
@@ -186,7 +186,7 @@ class StepBuilder:
         if not may_start or (slots <= 0 and not self._policy.displaces):
             return self._policy.order(lagging, self._now) if len(lagging) > 1 else lagging
         order = self._policy.order([*lagging, *self._queues.waiting], self._now)
-        # A list, since starting a request takes it out of what `order` may iterate over.
+        # A list, since starting a request removes it from the dict that `order` may iterate over.
         return list(islice(order, len(lagging) + max(slots, 0) + LOOK_AHEAD))
 
     def _serve_lagging(self, request: Request) -> bool:
@@ -194,7 +194,7 @@ class StepBuilder:
         if not self._left:
             return True
         enough = self._kv.max_growth(request) > 0
-        if enough or self._make_room(request):
+        if enough or self._preempt_for(request):
             self._assign_share(request)
         return enough
 
@@ -232,7 +232,7 @@ class StepBuilder:
                 self._assign_tokens(request, count)
 
     def _assign_drafts(self) -> None:
-        """Assign what is left of the step to drafts, in blocks that nobody else needs now."""
+        """Assign the rest of the step to drafts, in blocks that no other request needs now."""
         for request, count in self._assigned.items():
             if not request.drafts or count != request.lag or request.to_fork:
                 continue
@@ -245,8 +245,8 @@ class StepBuilder:
 
     # Preempting.
 
-    def _make_room(self, request: Request) -> bool:
-        """Preempt until `request` can grow by one token.
+    def _preempt_for(self, request: Request) -> bool:
+        """Preempt others until `request` can grow by one token.
 
         False if it cannot in this step: it was preempted itself, or the victim has a row in a
         plan in flight, whose commit must come first.
@@ -265,7 +265,7 @@ class StepBuilder:
         return True
 
     def _withdraw(self, victim: Request) -> None:
-        """Take back the tokens of this step from a request that is being preempted."""
+        """Withdraw this step's tokens from a request that is being preempted."""
         self._left += self._assigned.pop(victim, 0)
         self._preempted.add(victim)
 
@@ -326,7 +326,7 @@ class StepBuilder:
         """Which of `staying` the waiting `request` may displace."""
         if not self._policy.displaces:
             return None
-        # Whatever the policy answers, no request is displaced for ever.
+        # Whatever the policy answers, no request is displaced indefinitely.
         candidates = {
             other: None
             for other in staying
@@ -347,8 +347,8 @@ class StepBuilder:
                 return None
             victims.append(victim)
             staying = {other: None for other in staying if other is not victim}
-            # Its blocks that nobody else holds and `request` does not share; the blocks reserved
-            # for it; its spare blocks.
+            # Blocks that only it holds and `request` does not share; the blocks reserved for it;
+            # its spare blocks.
             reserved = self._kv.missing(victim) + self._kv.num_groups
             short -= self._kv.freed_by(victim, found) + reserved
             if not staying:

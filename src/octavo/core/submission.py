@@ -1,9 +1,9 @@
-"""One request as it was made: a frozen value that crosses every border unchanged.
+"""A request as submitted: a frozen value that crosses every boundary unchanged.
 
-`LLM` and the web process make it once, and `engine.admission` checks it once. After that the
-client, the message to the engine process, the engine and `core.request` carry this object, and
-the choices of a request share it. An attribute of a request is a field here and its reader.
-Text stays with the caller; what a request becomes while it runs is in `core.request`.
+`LLM` or the web process creates it once, and `engine.admission` checks it once. After that the
+client, the message to the engine process, the engine and `core.request` pass this object along,
+and the choices of a request share it. Text stays with the caller; the state of a running request
+is in `core.request`.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: unique among the requests in flight. token_ids: the prompt; not empty.
     bad_words: `params.bad_words` as token sequences. arrival_time, deadline: seconds of the
-    engine's clock; a request without an arrival time arrives when the engine takes it. priority:
+    engine's clock; without an arrival time, a request arrives when the engine queues it. priority:
     lower is earlier. cache_salt: only requests with equal ones share cached blocks.
     """
 

@@ -1,4 +1,4 @@
-"""How a device captures a step of the model, to replay it for other steps without the interpreter.
+"""How a device captures a step of the model, and replays it for other steps without Python.
 
 A captured run reads its inputs from memory at fixed addresses, which the caller fills before each
 replay (`runner.steps`). Two forms fit: one capture that is replayed for any number of tokens up
@@ -16,10 +16,10 @@ class CaptureError(Exception):
 
 
 class CapturedRun(Protocol):
-    """One run of a model's layers, as its device replays it."""
+    """One captured run of a model's layers."""
 
     def replay(self, num_tokens: int) -> torch.Tensor:
-        """Run again on what the inputs hold now, at least on the first `num_tokens` tokens.
+        """Run on the current contents of the inputs, for at least their first `num_tokens` tokens.
 
         Returns their results [num_tokens, H], valid until the next replay.
         """
@@ -27,15 +27,15 @@ class CapturedRun(Protocol):
 
 
 class StepCapture(Protocol):
-    """What a device offers to capture steps."""
+    """The part of a device that captures steps."""
 
     def capture_sizes(self, max_tokens: int) -> Sequence[int]:
         """Numbers of tokens to capture, rising and at most `max_tokens`; none if it cannot."""
         ...
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
-        """Run `run` once and capture it. What it reads and writes must stay where it is.
+        """Run `run` once and capture it. The memory that it reads and writes must not move.
 
-        Raises CaptureError if something of it cannot be replayed.
+        Raises CaptureError if it contains something that cannot be replayed.
         """
         ...

@@ -1,7 +1,6 @@
-"""Weights as 4- or 8-bit codes in groups: what checkpoints give and a device's GEMMs take.
+"""Weights as 4- or 8-bit codes in groups: read from checkpoints, consumed by a device's GEMMs.
 
-Which formats are stored so is known to `quant`; how a device lays codes out in memory, to its
-kernels.
+`quant` knows which weight formats use codes; a device's kernels define their memory layout.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-GROUP = 32  # inputs that share a scale where weights are rounded to 4 bits here
+GROUP = 32  # inputs per scale where weights are rounded to 4 bits here
 _FIELDS = ("codes", "scale", "minimum")
 
 
@@ -41,7 +40,7 @@ class Codes:
 
     @staticmethod
     def stacked(parts: Sequence["Codes"]) -> "Codes":
-        """Codes of equal groups, one under the other."""
+        """Codes with equal group sizes, stacked along the rows."""
         codes, scale, minimum = (torch.cat([getattr(c, f) for c in parts]) for f in _FIELDS)
         return Codes(codes, scale, minimum, parts[0].group, parts[0].bits)
 

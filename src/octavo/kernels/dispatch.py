@@ -1,6 +1,6 @@
-"""The ops of a device and dtype: which function serves each, and why.
+"""The ops of a device and dtype: which function implements each, and why.
 
-A device offers its own (`runner.device`); where it has none, the torch reference serves.
+A device provides its own (`runner.device`); otherwise the torch reference is used.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Ops:
         return Ops(**{name: getattr(source, name) for name in OPS}, reason=reason)
 
     def explain(self) -> dict[str, str]:
-        """For each op, the function that serves it and why it was chosen."""
+        """For each op, the function that implements it and why it was chosen."""
         chosen = {name: getattr(self, name) for name in OPS}
         return {n: f"{f.__module__}.{f.__qualname__}: {self.reason}" for n, f in chosen.items()}
 

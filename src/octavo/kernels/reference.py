@@ -18,7 +18,7 @@ def rms_norm(
 
     Returns (y, r). With a residual, r is rounded to its dtype and stored in it, and the norm is
     taken of the rounded values; without one, r is x itself. weight may be float32 where x is not.
-    cast_first: r / sqrt(...) is rounded to x's dtype before the multiply by weight, too.
+    cast_first: r / sqrt(...) is also rounded to x's dtype before the multiplication by weight.
     """
     if residual is None:
         residual = x
@@ -56,10 +56,10 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool)
 def rope(
     q: torch.Tensor, k: torch.Tensor | None, cos_sin: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    """Rotary embedding, NeoX style, in place on q [T, heads, hd] and, if given, k of the same form.
+    """Rotary embedding, NeoX style, in place on q [T, heads, hd] and, if given, k [T, heads, hd].
 
     cos_sin is float32 [max_position, rot_dim], the cosines in its first half, the sines in its
-    second. Dimension i < rot_dim / 2 pairs with i + rot_dim / 2; those from rot_dim on are left.
+    second. Dimension i < rot_dim / 2 pairs with i + rot_dim / 2; the rest is unchanged.
     """
     rows = cos_sin[positions]
     cos, sin = (half.unsqueeze(1) for half in rows.chunk(2, dim=-1))
@@ -119,9 +119,9 @@ def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     """Codes of `dtype` and a float32 scale for each row of x [..., head_dim]: x ~ codes * scale.
 
     The scale is max |x| / 127 (int8) or / 448 (float8_e4m3fn), rounded up to a bfloat16, so that a
-    weight of 1 times it is one; codes are rounded to nearest even. Of e4m3 no subnormals are used:
-    what is below 2^-6 becomes that or zero. A row that holds an infinity or NaN has the scale NaN,
-    so that it is seen.
+    weight of 1 times it is one; codes are rounded to nearest even. e4m3 subnormals are not used:
+    magnitudes below 2^-6 become 2^-6 or zero. A row with an infinity or NaN gets the scale NaN, so
+    that it propagates.
     """
     wide = x.float()
     most = wide.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)

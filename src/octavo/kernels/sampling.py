@@ -1,7 +1,7 @@
-"""What a device's sampling kernels take and write: one item for each token to draw.
+"""The interface of a device's sampling kernels: one item for each token to draw.
 
 `ReferenceSampling` is the specification: the order of tokens, the filters, the random numbers.
-What is done to logits before (penalties, bias, masks) is `runner.sampler`'s business.
+Penalties, bias and masks are applied to the logits before, by `runner.sampler`.
 """
 
 from typing import Protocol
@@ -49,8 +49,8 @@ class ReferenceSampling:
     Tokens rank by logit, the largest first, equal ones by id. Temperature, then top-k, then the
     shortest prefix whose probabilities reach top-p, then min-p. Of the kept tokens, that with the
     smallest E / weight is drawn (exponential race): E = -log1p(-v), with v the output number
-    `token` of SplitMix64 in a state made of (seed, index, position). So a draw depends on nothing
-    but these and the row.
+    `token` of SplitMix64 in a state made of (seed, index, position). So a draw depends only
+    on these and the row.
     """
 
     def draw(self, logits: torch.Tensor, items: Items) -> None:

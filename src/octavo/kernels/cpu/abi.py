@@ -23,10 +23,10 @@ ATTENTION = Arguments(
     step=_POINTER,
 )  # fmt: skip
 
-# What all layers of one kind share in a step, written anew for each step at the same address.
+# Shared by all layers of one kind, rewritten for each step at the same address.
 # items: ATTENTION_ITEMs; tables: int32 block tables; scratch_size: bytes of each thread; window:
 # 0 for none; groups: query heads of a KV head; dim, depth: of a head as V and K are read (see
-# `padded_dim`); at_...: places in a thread's scratch (see `scratch_layout`); cap: 0 for none.
+# `padded_dim`); at_...: offsets in a thread's scratch (see `scratch_layout`); cap: 0 for none.
 ATTENTION_STEP = Record(
     items=_POINTER, num_items=_I64, tables=_POINTER, scratch=_POINTER, scratch_size=_I64,
     block_size=_I64, window=_I64, heads=_I64, kv_heads=_I64, groups=_I64, head_dim=_I64, dim=_I64,
@@ -34,14 +34,14 @@ ATTENTION_STEP = Record(
 )  # fmt: skip
 
 # A work item: a query block (some queries of one row) and one KV head over a range of KV splits.
-# token: the first query's place in the step; position: its place in the sequence; rows: of its
+# token: the first query's index in the step; position: its index in the sequence; rows: of its
 # products, num_queries x groups; table: the row's block table, an entry counted from `tables`;
 # split_begin..split_end - 1: the item's splits. Where num_items items divide the splits of a query
 # block, counter is their common counter, block_begin..block_end - 1 are all splits of the block,
-# and partial is where o [rows up to 16s, dim], m [QUERY_ROWS] and l [QUERY_ROWS] of each split
-# are kept, partial_bytes of memory each; else counter is 0. members: 0; or the item is the part
-# of a shared-prefix group: one split that the single query of each of num_queries rows sees
-# whole, and members is the address of the addresses of one item of each of these.
+# and partial holds o [rows up to 16s, dim], m [QUERY_ROWS] and l [QUERY_ROWS] of each split,
+# partial_bytes each; else counter is 0. members: 0, or the item belongs to a shared-prefix group:
+# one split that the single query of each of num_queries rows sees whole; members then points to
+# an array of addresses, of one item of each of these rows.
 ATTENTION_ITEM = Record(
     token=_I64, num_queries=_I64, rows=_I64, position=_I64, kv_head=_I64, table=_I64,
     split_begin=_I64, split_end=_I64, counter=_POINTER, num_items=_I64, block_begin=_I64,
@@ -52,18 +52,18 @@ ATTENTION_ITEM = Record(
 # of K, and keys in a piece of V (0: V is not loaded yet).
 ATTENTION_SPLIT = Record(start=_I64, count=_I64, k_stride=_I64, v_keys=_I64)
 
-# A thread's scratch: fixed parts, then from Q on those of `scratch_layout`.
+# A thread's scratch: areas at fixed offsets, then from Q on those of `scratch_layout`.
 CONFIG, SPLIT, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 128, 1152, 2176, 2432, 2688, 4736
 K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # those of a KV split, float32; then those of V
 V_SCALES = K_SCALES + SPLIT_KEYS * 4
 Q = V_SCALES + SPLIT_KEYS * 4
-RUN = 16  # keys of a cache of codes whose K lies together
+RUN = 16  # keys whose K is contiguous in a cache of codes
 SCALE_BYTES = 4  # of one key or value of a cache of codes
 TILE_ROWS = 16  # rows that AMX stores together
 
 
 def padded_dim(head_dim: int) -> int:
-    """Dimensions of a head as they lie in the cache."""
+    """Dimensions of a head as stored in the cache."""
     return _round_up(head_dim, 16)
 
 
@@ -79,11 +79,11 @@ def head_bytes(head_dim: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScratchLayout:
-    """Places in a thread's scratch that depend on the step; `nbytes`: all of it.
+    """Offsets in a thread's scratch that depend on the step; `nbytes`: its total size.
 
     Q holds queries [rows, depth]. o [rows, dim] float32 and stats (m and l of QUERY_ROWS rows,
     then of the next) are accumulators; new: o of one KV split for QUERY_ROWS rows, whose m and l
-    are at STATS; k, v: keys and values of a split that are not read where they lie.
+    are at STATS; k, v: keys and values of a split that cannot be read in place.
     """
 
     o: int
@@ -114,7 +114,7 @@ def _round_up(n: int, multiple: int) -> int:
 
 # -- fused kernels (see `fused`) ----------------------------------------------------------------
 
-# Strides are bytes from row to row; a residual is without gaps.
+# Strides are bytes from row to row; a residual is contiguous.
 RMS_NORM = Arguments(
     "fused:rms_norm",
     counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
@@ -158,7 +158,7 @@ GEMM_BF16 = Arguments(
 
 # -- GEMM in int8 and int4 (see `gemm_int8`) ----------------------------------------------------
 
-# taken, done: rows that a thread has begun and finished to quantize; thread: gives each thread its
+# taken, done: rows whose quantization was started and finished; thread: assigns each thread its
 # scratch. factors: of int4, [panel][group][16 columns] of (m, o); group: 32s of k in a group.
 # q, s, x, out: as in the formulas there; added: int32, to be added to the sums of each column.
 GEMM_INT8 = Arguments(
@@ -168,7 +168,7 @@ GEMM_INT8 = Arguments(
     added=_POINTER, bias=_POINTER, factors=_POINTER, num_groups=_I64, group=_I64, q=_POINTER,
     q_stride=_I64, s=_POINTER, scratch=_POINTER, scratch_size=_I64,
 )  # fmt: skip
-GEMM_INT8_ROWS = 256  # rows for which a pair of panels is held: 393 KB of q at 1,536 wide
+GEMM_INT8_ROWS = 256  # rows per pair of unpacked panels: 393 KB of q at a width of 1,536
 
 # -- programs (see `program`) -------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ PROGRAM = Arguments(
 
 # -- GGUF's block formats (see `gguf`) ----------------------------------------------------------
 
-# chunk: blocks that a thread takes at a time; raw: the stored blocks; out: the values.
+# chunk: blocks that a thread claims at a time; raw: the stored blocks; out: the values.
 GGUF_DECODE = Arguments(
     "gguf:decode",
     counter=_COUNTER, thread=_COUNTER, blocks=_I64, chunk=_I64, raw=_POINTER, out=_POINTER,
@@ -207,7 +207,7 @@ DRAW = Arguments("sampling:draw", **_SAMPLING)
 LOGPROBS = Arguments("sampling:logprobs", **_SAMPLING)
 
 # A row to draw from, and how. token and status are written; for log-probabilities token is
-# given, top_k is how many of the likeliest, and rank and status are written.
+# an input, top_k is how many of the likeliest, and rank and status are written.
 SAMPLING_ITEM = Record(
     row=_I64, temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, seed=Kind.U64, index=_I64,
     position=_I64, token=_I64, status=_I64, rank=_I64,

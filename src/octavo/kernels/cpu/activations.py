@@ -1,4 +1,4 @@
-"""The activations of gated MLPs, for the kernels that apply one on the way."""
+"""The activations of gated MLPs, for the kernels that fuse one."""
 
 from typing import Any
 

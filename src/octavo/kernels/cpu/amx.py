@@ -1,4 +1,4 @@
-"""AMX: the tile instructions, their configuration, and the product of tiles made of them.
+"""AMX: the tile instructions, their configuration, and the tile GEMM built from them.
 
 Every tile instruction of every kernel is emitted by `instruction`, so that tests can replace it
 by an emulation on a processor without AMX. A tile register holds up to 16 rows of 64 bytes.
@@ -40,7 +40,7 @@ def _load_config(b, config):
 
 @op(types.void)
 def release(b):
-    """Give the tile registers back; oneDNN sets them up anew."""
+    """Release the tile registers; oneDNN configures them again."""
     instruction(b, "tilerelease")
 
 

@@ -1,8 +1,8 @@
-"""How a memory layout that Python and compiled kernels share is declared: once, by field.
+"""Declares the memory layouts shared by Python and compiled kernels: once, by field.
 
 A layout is a list of 8-byte fields, each of a kind. From it a caller packs its arguments by
 keyword, a kernel reads its constant offsets, a planner gets a NumPy dtype, and a captured step
-knows which fields to set anew. Layouts themselves are declared in `abi`. Free of Numba.
+knows which fields to rewrite. The layouts themselves are in `abi`. Imports no Numba.
 """
 
 import enum
@@ -18,12 +18,12 @@ Address = NewType("Address", int)
 
 
 class Kind(enum.Enum):
-    """What a field holds; signed integers of 8 bytes where the name says nothing else."""
+    """The kind of a field; a signed 8-byte integer unless noted."""
 
     COUNTER = enum.auto()  # zero when a kernel is called; its threads count in it
     POINTER = enum.auto()  # an address, or 0 where something is absent
     ROWS = enum.auto()  # the rows of this call: in a captured step, the tokens of the step
-    CHUNK = enum.auto()  # rows that a thread takes at a time
+    CHUNK = enum.auto()  # rows that a thread claims at a time
     I64 = enum.auto()
     U64 = enum.auto()
     F64 = enum.auto()
@@ -35,7 +35,7 @@ _TYPES = {Kind.U64: "u8", Kind.F64: "f8"}
 
 
 class Record:
-    """Fields in memory, in order. `offset.name` is a field's place in bytes, for kernels."""
+    """Fields in memory, in order. `offset.name` is a field's byte offset, for kernels."""
 
     def __init__(self, **kinds: Kind) -> None:
         self.names = tuple(kinds)
@@ -44,7 +44,7 @@ class Record:
 
     @cached_property
     def offset(self) -> Any:
-        """A named tuple, because Numba takes its fields as constants."""
+        """A named tuple, because Numba treats its fields as constants."""
         return namedtuple("Offsets", self.names)(*range(0, self.nbytes, 8))
 
     @cached_property
@@ -69,7 +69,7 @@ class Arguments(Record):
     def packer(self, **fixed: float) -> Callable[..., bytes]:
         """A function of keywords, one for each field that is neither a counter nor `fixed`.
 
-        It gives a fresh object at each call, since a kernel writes to its counters.
+        It returns a new object at each call, since a kernel writes to its counters.
         """
         return _packer(self.names, self.kinds, tuple(fixed))(self._struct.pack, **fixed)
 
@@ -78,7 +78,7 @@ class Arguments(Record):
 def _packer(
     names: tuple[str, ...], kinds: tuple[Kind, ...], fixed: tuple[str, ...]
 ) -> Callable[..., Callable[..., bytes]]:
-    """(struct's pack, **fixed) -> packer. Written out as code, because a step without
+    """(struct's pack, **fixed) -> packer. Generated as code, because a step without
     capture packs 270 times: so keywords cost no more than those of any Python function."""
     counters = [name for name, kind in zip(names, kinds, strict=True) if kind is Kind.COUNTER]
     given = [name for name in names if name not in (*counters, *fixed)]

@@ -2,31 +2,30 @@
 
     out[t, h] = sum over keys of softmax(scale * q[t, h] . k[key, g]) * v[key, g],  g = h // groups
 
-The keys of a sequence are cut at fixed places, every SPLIT_KEYS of them. Each KV split gives a
+The keys of a sequence are split at fixed positions, every SPLIT_KEYS keys. Each KV split yields a
 maximum m, a sum l of exp(score - m), and a weighted sum o; splits are joined in order:
 
     M = max(m, m');  l = l e^(m - M) + l' e^(m' - M);  o = o e^(m - M) + o' e^(m' - M)
 
-So a query's result depends on its sequence and position alone: not on the other rows, on how a
-prompt was chunked, on the number of threads, nor on whether several threads worked on its splits
-(then the last one to finish joins the partial results, in the same order). Masked keys add exact
-zeros.
+So a query's result depends only on its sequence and position: not on the other rows, on prefill
+chunks, on the number of threads, nor on whether several threads computed its splits (then the
+last one to finish merges the partial results, in the same order). Masked keys add exact zeros.
 
 Cache of a layer: [blocks, kv_heads, 2, block_size * dim] with dim = head_dim rounded up to 16.
 In 32-bit words (a pair of neighbouring bfloat16, or one float32) K is [dim / pair][block_size],
-pairs along dim; V is [block_size / pair][dim], pairs along keys. That is what the vector units
-and AMX multiply, so blocks are used where they lie (see `tiles`). Keys past the end of the
-sequence may hold anything, NaN too: scores are masked, and V's last block is copied with zeros.
+pairs along dim; V is [block_size / pair][dim], pairs along keys. The vector units and AMX multiply
+this layout, so blocks are read in place (see `tiles`). Keys past the end of the sequence may hold
+anything, even NaN: scores are masked, and V's last block is copied and padded with zeros.
 
 A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as [block_size / RUN][dim][RUN]
 with RUN = min(16, block_size), V as [block_size][dim], then float32 scales [block_size] of K and of
 V. The codes of a split are decoded to words in scratch, which is exact, once for all rows of a
-work item; K's scales go on the scores, V's on the weights.
+work item; K's scales are applied to the scores, V's to the weights.
 
 A work item is a query block (queries of one row, for one KV head) over a range of KV splits. The
 queries and the heads of the group are the rows of its products: row r is query r // groups. Where
-rows that decode have the same blocks (a prefix of theirs was cached, or they are choices of one
-prompt), a split of these is a work item of its own for all of them: its keys are read once.
+decoding rows have the same blocks (a cached prefix, or choices of one prompt), a split of these
+is a separate work item for all of the rows: its keys are read once.
 Everything that depends only on the step (sizes, the layout of a thread's scratch) is computed by
 the caller (see `abi.ATTENTION_STEP`).
 """
@@ -85,7 +84,7 @@ def _load_queries(half: bool) -> Any:
 
     @jit
     def load_queries(a, item, scratch):
-        """Those of an item, or of the members of a shared-prefix group."""
+        """The queries of an item, or of the members of a shared-prefix group."""
         step, members = geti(a + _CALL.step), geti(item + _ITEM.members)
         if members == 0:
             load_item(a, item, scratch + abi.Q)
@@ -138,7 +137,7 @@ def _attend_rows(kind: str, codes: str) -> Any:
     def attend_rows(a, item, scratch, first, o, stats):
         """Rows `first`... of the split in SPLIT, with V as loaded.
 
-        With `v_keys` of 0, V is decoded here, where K was: both would not stay in L1.
+        If `v_keys` is 0, V is decoded here, over K: both would not fit in L1.
         """
         step, split = geti(a + _CALL.step), scratch + abi.SPLIT
         groups, dim, depth = (
@@ -171,7 +170,7 @@ def _attend_rows(kind: str, codes: str) -> Any:
 def _finish_split(store_output: Any) -> Any:
     @jit
     def merge(a, item, scratch):
-        """Join the partial results of a query block, in the order of its splits."""
+        """Merge the partial results of a query block, in the order of its splits."""
         step, rows = geti(a + _CALL.step), geti(item + _ITEM.rows)
         dim, entry = geti(step + _STEP.dim), geti(item + _ITEM.partial_bytes)
         o, stats = scratch + geti(step + _STEP.at_o), scratch + geti(step + _STEP.at_stats)
@@ -183,7 +182,7 @@ def _finish_split(store_output: Any) -> Any:
 
     @jit
     def finish_split(a, item, scratch):
-        """A work item of a query block is done; the last one to finish merges them all."""
+        """Called after each work item of a query block; the last to finish merges the results."""
         counter = geti(item + _ITEM.counter)
         if take(counter) == geti(item + _ITEM.num_items) - 1:
             seti(counter, 0)  # for the next layer
@@ -196,7 +195,7 @@ def _finish_split(store_output: Any) -> Any:
 def _finish_group(finish_split: Any) -> Any:
     @jit
     def finish_group(a, item, scratch):
-        """Give the members of a shared-prefix group their rows of the split just computed."""
+        """Copy the rows of the split just computed to the members of a shared-prefix group."""
         step, split = geti(a + _CALL.step), geti(item + _ITEM.split_begin)
         groups, new = geti(step + _STEP.groups), scratch + geti(step + _STEP.at_new)
         o_bytes = groups * geti(step + _STEP.dim) * 4
@@ -223,7 +222,7 @@ def _attend_split(kind: str, codes: str) -> Any:
 
     @jit
     def load_split(a, item, scratch, index):
-        """Fill SPLIT, and load K; V, too, unless few rows decode it later (see `attend_rows`)."""
+        """Fill SPLIT, and load K; also V, unless few rows decode it later (see `attend_rows`)."""
         start, split = index * abi.SPLIT_KEYS, scratch + abi.SPLIT
         end = geti(item + _ITEM.position) + geti(item + _ITEM.num_queries)
         seti(split + _SPLIT.start, start)
@@ -235,7 +234,7 @@ def _attend_split(kind: str, codes: str) -> Any:
 
     @jit(returns=types.boolean)
     def sees(a, item, scratch, first):
-        """Whether any of the rows from `first` on sees a key of the split."""
+        """Whether any of the rows from `first` on attends to a key of the split."""
         step, start = geti(a + _CALL.step), geti(scratch + abi.SPLIT + _SPLIT.start)
         groups, window = geti(step + _STEP.groups), geti(step + _STEP.window)
         end = min(first + abi.QUERY_ROWS, geti(item + _ITEM.rows))
@@ -245,8 +244,8 @@ def _attend_split(kind: str, codes: str) -> Any:
 
     @jit
     def attend_split(a, item, scratch, index):
-        """To the accumulators; or to the item's partial results, of a split query block; or, of
-        a shared-prefix group, to where one split's results are."""
+        """Results go to the accumulators; for a split query block, to the item's partial
+        results; for a shared-prefix group, to `at_new` and STATS of the scratch."""
         step, rows = geti(a + _CALL.step), geti(item + _ITEM.rows)
         dim, partial = geti(step + _STEP.dim), geti(item + _ITEM.counter) != 0
         new, new_stats = scratch + geti(step + _STEP.at_new), scratch + abi.STATS

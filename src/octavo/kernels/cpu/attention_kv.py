@@ -1,9 +1,9 @@
-"""Where attention finds the keys and values of a KV split (see `attention` for the layouts).
+"""Loads the keys and values of a KV split for attention (see `attention` for the layouts).
 
-`load_k` leaves at K_AT of a thread's scratch the addresses of the vectors (or tiles) of K, and
-`load_v` at V_AT those of the pieces of V, as `tiles` wants them. What lies in the cache as the
-products read it is used there; the rest is gathered, or decoded from codes, to a buffer. Both read
-and complete the ATTENTION_SPLIT at SPLIT of the scratch.
+`load_k` writes to K_AT of a thread's scratch the addresses of the vectors (or tiles) of K, and
+`load_v` to V_AT those of the pieces of V, as `tiles` expects them. Keys and values that are stored
+as the GEMMs read them are used in place; the rest is gathered, or decoded from codes, to a buffer.
+Both read and complete the ATTENTION_SPLIT at SPLIT of the scratch.
 """
 
 from typing import Any
@@ -120,7 +120,7 @@ def load_v(half: bool, tiles: bool) -> Any:
 
     @jit
     def load(a, item, scratch, buffer):
-        """Copied are the last block of a row, and blocks of fewer keys than a tile has."""
+        """Copies only the last block of a row, and blocks with fewer keys than a tile."""
         step, split, pointers = geti(a + _CALL.step), scratch + abi.SPLIT, scratch + abi.V_AT
         block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
         start, count = geti(split + _SPLIT.start), geti(split + _SPLIT.count)

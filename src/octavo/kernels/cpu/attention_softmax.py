@@ -1,6 +1,6 @@
-"""The softmax of attention: scores of a KV split to weights, and joining splits (see `attention`).
+"""The softmax of attention: scores of a KV split to weights, and merging splits (see `attention`).
 
-A row's scores lie in SCORE_STRIDE bytes at S of a thread's scratch. Statistics of up to QUERY_ROWS
+A row's scores occupy SCORE_STRIDE bytes at S of a thread's scratch. Statistics of up to QUERY_ROWS
 rows are m [QUERY_ROWS] (the maximum, in base 2), then l [QUERY_ROWS] (the sum of the weights).
 """
 
@@ -87,7 +87,7 @@ def _weights(half: bool, coded: bool) -> Any:
     def weights(s, low, high, filled, factor, m, scales):
         """Scores to exp2(factor * score - m), in place; 0 outside low..high-1, up to `filled`.
         Returns the sum by lanes: lane i of sum j adds keys i + LANES * (j + 4 n) in order.
-        What is stored has V's scales on it."""
+        The stored weights include V's scales."""
         first, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4
         slope, shift = vsplat(factor), vsplat(-m)
         t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
@@ -121,13 +121,13 @@ def _scale(s, low, high, scales):
 
 @jit(returns=types.int64)
 def _first_key(step, end):
-    """The first key that a query sees which sees keys up to end - 1."""
+    """The first key visible to a query whose last visible key is end - 1."""
     window = geti(step + _STEP.window)
     return max(0, end - window) if window > 0 else 0
 
 
 def softmax(half: bool, coded: bool) -> Any:
-    """The softmax for weights in bfloat16 or float32, over K and V as they are or as codes."""
+    """The softmax for weights in bfloat16 or float32, over a cache of values or of codes."""
     weights = _weights(half, coded)
     size = 2 if half else 4
 
@@ -155,7 +155,7 @@ def softmax(half: bool, coded: bool) -> Any:
         """Scores of `rows` rows to weights, in place, zeros up to `filled`; m and l of each.
 
         Row r is query (first + r) // groups, counted so that query i sees the keys up to i. Three
-        passes over the rows, so that no row waits for the sum of the one before.
+        passes over the rows, so that no row depends on the sum of the previous one.
         """
         tops(scratch, step, stats, first, rows)
         groups, cap = geti(step + _STEP.groups), getd(step + _STEP.cap)
@@ -178,7 +178,7 @@ def softmax(half: bool, coded: bool) -> Any:
 
 @jit
 def init_accumulators(o, stats, rows, dim):
-    """o [rows, dim], m and l of rows that see no key, QUERY_ROWS rows of statistics at a time."""
+    """o [rows, dim], m and l of rows with no visible key, by QUERY_ROWS rows of statistics."""
     zero(o, rows * dim * 4)
     for first in range(0, rows, abi.QUERY_ROWS):
         here, n = stats + first * 8, min(abi.QUERY_ROWS, rows - first)
@@ -189,10 +189,10 @@ def init_accumulators(o, stats, rows, dim):
 
 @jit
 def join(o, stats, new_o, new_stats, rows, dim, factors):
-    """Join a KV split (new_...) to the accumulators of up to QUERY_ROWS rows.
+    """Merge a KV split (new_...) into the accumulators of up to QUERY_ROWS rows.
 
-    A row that has seen nothing yet, or sees nothing of this split, has l = 0, o = 0 and the
-    least m. factors: scratch for two float32 per row.
+    A row without visible keys so far, or in this split, has l = 0, o = 0 and the smallest m.
+    factors: scratch for two float32 per row.
     """
     for i in range(0, rows * 4, LANES * 4):
         m, l = stats + i, stats + _L + i  # noqa: E741

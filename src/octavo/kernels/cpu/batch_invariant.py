@@ -1,8 +1,8 @@
 """Row counts at which a library's GEMM is batch-invariant.
 
-A library picks its blocking, and with it the order of a sum, by the number of rows. So that a
-row's bits do not depend on how many rows it is computed with, a GEMM is called with a padded or
-split row count wherever the count itself would give other bits.
+A library chooses its blocking, and with it the order of summation, by the number of rows. So that
+a row's bits do not depend on the batch, a GEMM is called with a padded or split row count wherever
+the count itself would change them.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:
     """Inputs [16, K] whose products with 16 rows of `weight` [N, K] nearly vanish.
 
     In bf16 a sum's rounding error is far below the last bit of its result, unless the result is
-    tiny beside its terms. So random values fill one third of the columns; the second and last
+    tiny relative to its terms. So random values fill one third of the columns; the second and last
     third are solved to cancel the remainder of the columns before them.
     """
     n, k = weight.shape

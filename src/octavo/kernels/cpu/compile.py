@@ -49,7 +49,7 @@ _level = threading.Lock()
 
 @contextlib.contextmanager
 def _as_written() -> Iterator[None]:
-    """Numba leaves its code unoptimized, for us to do: both would be twice the time."""
+    """Have Numba skip optimization: `_optimize` does it, and both would take twice as long."""
     with _level:
         options: Any = numba_config
         before = options.OPT

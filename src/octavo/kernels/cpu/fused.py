@@ -1,12 +1,12 @@
-"""What stands between the products of a layer, each in one pass over its rows.
+"""Fused kernels between the GEMMs of a layer, each in one pass over its rows.
 
     rms_norm    r = x + residual, rounded and stored; y = r / sqrt(mean(r^2) + eps) * weight
     add         residual + scale * x, stored in the residual
     activation  silu(gate) * up or gelu(gate) * up (tanh form) of [gate | up]
     rope_write  head norm and rotary embedding of q (in place) and k, then k and v to the cache
 
-Arithmetic is float32, rounded when stored. Sums run lane by lane in a fixed order, so a row
-does not depend on the other rows. Each has a plain torch twin in `reference`.
+Arithmetic is float32, rounded when stored. Sums run lane by lane in a fixed order, so the kernels
+are batch-invariant. Each has a plain torch reference in `reference`.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ _ONE = np.float32(1.0)
 
 
 def _by_rows(row: Any) -> Any:
-    """A kernel that calls row(arguments, index) for every row, CHUNK rows here a time."""
+    """A kernel that calls row(arguments, index) for every row, CHUNK rows at a time."""
 
     @jit
     def work(a):
@@ -74,7 +74,7 @@ def rms_norm(variant: str) -> Any:
     """See `reference.rms_norm` and `reference.row_norm`.
 
     `variant` is the dtype of x, residual and out [rows, size], and of weight [size]. "-wide" after
-    it: weight is float32; "-cast": the normed row is rounded before the multiply by weight.
+    it: weight is float32; "-cast": the normed row is rounded before the multiplication by weight.
     Strides apply to x and out; out may be x.
     """
     dtype, *flags = variant.split("-")
@@ -114,7 +114,7 @@ def rms_norm(variant: str) -> Any:
 
 
 def add(dtype: str) -> Any:
-    """See `reference.add`; x and residual are [rows, size] without gaps."""
+    """See `reference.add`; x and residual are contiguous [rows, size]."""
     size, read, write = row_memory(dtype == "bfloat16")
 
     @jit

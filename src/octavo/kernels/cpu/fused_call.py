@@ -1,8 +1,8 @@
 """Torch tensors in, torch tensors out: the callers of the compiled CPU kernels.
 
-Signatures and meaning are those of `reference`. Inputs of another dtype, or with gaps inside a
-row, go to the reference. Rows are spread over threads from about 16 thousand values on: below,
-one thread is done before a second one has started.
+Signatures and meaning are those of `reference`. Inputs of another dtype, or not contiguous within a
+row, fall back to the reference. Rows are distributed over threads from about 16 thousand values
+on: below, one thread finishes before a second one has started.
 """
 
 import functools
@@ -23,7 +23,7 @@ _pack_rope = abi.ROPE_WRITE.packer()
 
 
 def _share(rows: int, values: int) -> tuple[int, int]:
-    """(threads, rows taken at a time) for `rows` rows of `values` values."""
+    """(threads, rows claimed at a time) for `rows` rows of `values` values."""
     if rows == 1 or rows * values < _PARALLEL_FROM:
         return 1, rows
     threads = min(openmp.threads(), rows)
@@ -157,7 +157,7 @@ class CpuOps:
 
 
 def in_rows(x: torch.Tensor) -> bool:
-    """Whether each token of x [tokens, heads, head_dim] is without gaps."""
+    """Whether each token of x [tokens, heads, head_dim] is contiguous."""
     _, heads, head_dim = x.shape
     _, head_stride, stride = x.stride()
     return stride == 1 and (head_stride == head_dim or heads == 1)
@@ -218,7 +218,7 @@ def _rope_write(dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernel:
 
 
 def _norm_flags(dtype: torch.dtype, weight: torch.dtype, cast_first: bool) -> str:
-    """What follows the dtype in the variant of a kernel with a norm."""
+    """The suffix after the dtype in the variant of a kernel with a norm."""
     wide = "-wide" if weight != dtype else ""
     return wide + ("-cast" if cast_first and dtype != torch.float32 else "")
 

@@ -3,12 +3,12 @@
     y[r, n] = sum over k of x[r, k] * W[n, k] + b[n]
 
 Each sum runs over k in steps of 32, in order, in float32, whatever the number of rows, threads
-or columns taken together; so a row depends on nothing but itself. W lies as [N / 32][K / 32] of
-two tiles of 16 words (pairs along k) x 16 columns: what one step reads is 2 KB without a gap,
-and a block of 32 columns is read front to back.
+or columns computed together; so a row's result depends only on the row. W is stored as
+[N / 32][K / 32] of two tiles of 16 words (pairs along k) x 16 columns: one step reads 2 contiguous
+KB, and a block of 32 columns is read sequentially.
 
-Up to 16 rows the work is to read W, and 4 tiles of columns share one tile of x. Above, 2 x 2
-tiles: a block of W comes from memory for its first 32 rows and from a cache for the others.
+Up to 16 rows the GEMM is bound by reading W, and 4 tiles of columns share one tile of x. Above,
+2 x 2 tiles are used: a block of W comes from memory for the first 32 rows, from a cache for others.
 
 Variants: "plain"; or an activation of `activations`. Then columns are [16 of gate | 16 of up]
 alternately, and 16 of activation(gate) * up are stored.

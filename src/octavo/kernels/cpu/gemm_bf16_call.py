@@ -1,4 +1,4 @@
-"""Weights in the layout of `gemm_bf16`, and the products with them. Free of Numba."""
+"""Weights in the layout of `gemm_bf16`, and their products. Imports no Numba."""
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,9 @@ from octavo.kernels.cpu.kernel import address, empty, kernel
 _pack = abi.GEMM_BF16.packer()
 _BLOCK = 32  # columns
 _DEPTH = 32  # k of a step
-_ITEM_ROWS = 256  # of a hidden size of 576 they take 288 KB, which a core's L2 holds
-_ITEMS_PER_THREAD = 6  # so that threads end together
-# Below so many tiles of W (2 KB) a second thread is not worth waking.
+_ITEM_ROWS = 256  # 288 KB at a hidden size of 576, which fits in a core's L2
+_ITEMS_PER_THREAD = 6  # for load balance
+# Below this many tiles of W (2 KB) waking a second thread does not pay.
 _SHARED_FROM = 64
 _PLAIN = "plain"
 

@@ -3,18 +3,18 @@
     q[r, k] = round(x[r, k] / s[r]),  s[r] = max over k of |x[r, k]| / 127
     y[r, n] = (sum over k of q[r, k] w[n, k]) * scale[n] * s[r] + bias[n]
 
-The sum is one of integers, so it is exact in whatever order and on whatever unit it is formed: a
-row's bits depend on nothing but the row. int4 is a compressed encoding of int8: a code c of 0 to
+The sum is one of integers, so it is exact in any order and on any unit: the GEMM is
+batch-invariant. int4 is a compressed encoding of int8: a code c of 0 to
 15 in a group of 32 or more k stands for w = (c * m + o) >> 8, with 16-bit integers m and o per
-group and column. Panels are unpacked to int8 once per 256 rows and stay in the cache meanwhile;
-for a few rows each word is unpacked where it is used.
+group and column. Panels are unpacked to int8 once per 256 rows and stay in the CPU cache meanwhile;
+for a few rows each word is unpacked in registers instead.
 
 q is stored with 128 added, because the instructions multiply unsigned with signed bytes; what
 that adds to a sum, 128 times the sum of a column's weights, is subtracted at the end.
 
 Layouts (see `gemm_int8_call.pack_int8`): columns in panels of 16, two of which are a work item; k
 in steps of 64. A panel's step is 16 words of 4 k for each of its columns: one tile of AMX, or 16
-vectors of 16 columns. Four k that follow one another lie in one word, as dot products want them.
+vectors of 16 columns. Four consecutive k are in one word, as the dot-product instructions expect.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ _ADDRESS = types.int64
 _PARTS = 16 // LANES  # vectors of a panel's word
 _ITEM_ROWS = abi.GEMM_INT8_ROWS
 _ROWS = 4 if LANES == 16 else 2  # rows whose sums fit the registers
-_FEW = 4  # rows for which a word of int4 is unpacked where it is used
+_FEW = 4  # rows up to which words of int4 are unpacked in registers
 _STEP = 1024  # bytes of a panel's step
 _SUMS = 128  # bytes of a row of sums: two panels
 _WORDS = ir.VectorType(I16, 32)
@@ -93,7 +93,7 @@ def _dot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 def _pair_sums(b: Any, x: Any, y: Any) -> Any:
-    """x[2i] y[2i] + x[2i + 1] y[2i + 1] of int16 in int32, a form that LLVM knows (pmaddwd)."""
+    """x[2i] y[2i] + x[2i + 1] y[2i + 1] of int16 in int32, as LLVM compiles to pmaddwd."""
     none = ir.Constant(x.type, ir.Undefined)
     parts = []
     for first in (0, 1):
@@ -414,7 +414,7 @@ def product(variant: str) -> Any:
         scratch = geti(a + _ARGUMENTS.scratch) + thread * geti(a + _ARGUMENTS.scratch_size)
         if tiles:
             amx.configure(scratch + 32 * _SUMS - 64, min(rows, 16), min(rows, 16))
-        while peek(a + _ARGUMENTS.done) < rows:  # those that other threads took
+        while peek(a + _ARGUMENTS.done) < rows:  # wait for the rows of other threads
             pass
         index = take(a + _ARGUMENTS.counter)
         while index < count:

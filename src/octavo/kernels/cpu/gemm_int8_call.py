@@ -93,7 +93,7 @@ class Workspace:
         """Addresses of q [rows up to whole tiles, stride], of s and of the threads' scratch."""
         tall = -(-rows // 32) * 32
         size = tall * (stride + 4) + scratch
-        if is_recording():  # a recording gives each call memory of its own
+        if is_recording():  # each recorded call gets its own memory
             begin = address(empty((size,), torch.uint8))
         else:
             if self._bytes.numel() < size:

@@ -1,9 +1,9 @@
 """A recorded list of kernel calls, replayed as one for any number of rows: the CPU's captured run.
 
-Every kernel is a C function of one address, where its arguments lie, so a recording is a copy of
-the arguments of each call. To replay it, the number of rows is written to each, by the kinds that
-their layouts declare, and the list is run by one call (`program`). All else that changes from
-step to step is read by the kernels from memory at fixed addresses. Free of Numba.
+Every kernel is a C function of one address, that of its arguments, so a recording is a copy of the
+arguments of each call. To replay it, the number of rows is written to the fields that the layouts
+declare for it, and the list is run by one call (`program`). Everything else that changes between
+steps is read by the kernels from fixed addresses. Imports no Numba.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from octavo.kernels.cpu.arguments import Kind
 from octavo.kernels.cpu.kernel import Kernel, Recording, kernel, record
 
 _pack = abi.PROGRAM.packer()
-_FEW = 8  # rows that one thread takes before another has started
-_MAX_TOKENS = 256  # beyond, a step takes long beside what its calls cost
+_FEW = 8  # rows that one thread finishes before another has started
+_MAX_TOKENS = 256  # beyond, the cost of the calls is small relative to the step
 
 Words = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ def program() -> Kernel:
 
 def capture_sizes(max_tokens: int) -> tuple[int, ...]:
     """One size: a capture is replayed for any number of rows up to its own. None where the
-    threads of a team may not all run at once, since those of a replay wait for each other."""
+    threads of a team may not all run at once, since the threads of a replay use barriers."""
     if not openmp.team().is_exact(openmp.threads()):
         return ()
     return (min(max_tokens, _MAX_TOKENS),)
@@ -99,7 +99,7 @@ def _fields(called: list[Kernel], begins: Words, kind: Kind) -> Words:
 
 
 class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes torch's own ops but those that only make or view memory: they are not recorded."""
+    """Collects the torch ops, except allocations and views: they are not recorded."""
 
     _HARMLESS = frozenset(("empty", "view", "split_with_sizes", "slice", "detach"))
 
@@ -109,7 +109,7 @@ class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Asked by torch. Else it wraps us in a guard that imports its compiler: 1.5 s of a start.
+        # Called by torch. Otherwise it wraps the mode in a guard that imports its compiler: 1.5 s.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,11 +1,11 @@
-"""Memory in pages of 2 MiB, where the system leaves the choice to the program.
+"""Memory in pages of 2 MiB, where the system lets a program request them.
 
 A decode step reads every weight once. In pages of 4 KiB that is a page-table walk for each
 4 KiB, and on a virtual machine each walk is two-dimensional: measured on one, products on
 weights that do not fit the cache ran at 4 GB/s, and at 17 GB/s in huge pages (docs/log.md).
 Under Linux's usual setting, `madvise`, a program must request them, and the libraries that
 allocate the weights do not. On other systems, and where the setting is `never`, nothing here has
-an effect. `huge_pages=False` leaves all of it out (decision 13).
+an effect. `huge_pages=False` disables all of it (decision 13).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 HUGE = 2**21
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_LARGEST_FROM_HEAP = 2**25  # glibc takes no larger limit
+_LARGEST_FROM_HEAP = 2**25  # the largest threshold that glibc accepts
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -33,7 +33,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def loading() -> Iterator[None]:
     """Memory allocated inside is in huge pages: from the heap, or moved there at the end.
 
-    At the end there must be no large reservation that was never written: it would be backed, too.
+    Do not leave with large untouched reservations: they would be backed by memory.
     """
     prepare_heap()
     before = list(_private_ranges())
@@ -46,8 +46,8 @@ def prepare_heap() -> bool:
     """Allocate weights and activations from one heap of huge pages that is never trimmed.
 
     By default glibc maps each large array separately and unmaps it when it is freed: a step
-    would fault in every page of every activation again. Reserves address space, not memory. Once
-    per process and for good; returns whether it was done, which it is on glibc only.
+    would fault in every page of every activation again. Reserves address space, not memory. Done
+    once per process, and cannot be undone. Returns whether it was done: only on glibc.
     """
     libc = _libc()
     if not hasattr(libc, "gnu_get_libc_version"):

@@ -1,10 +1,10 @@
-"""Kernels written for Numba, as plain C functions: compiled once per machine, called cheaply.
+"""Kernels written for Numba as plain C functions: compiled once per machine, cheap to call.
 
 A kernel is a Python function of one integer, the address of its arguments (8-byte slots; see
-`abi`). Numba turns it into LLVM code, whose object code is kept on disk (`object_cache`), so a
-later start loads it without importing Numba. A kernel runs on the OpenMP team of torch
-(`openmp`), and its threads share the work through a counter in the first argument slot. A call
-costs about 1 us on one thread and a few us on several.
+`abi`). Numba compiles it to LLVM code, whose object code is cached on disk (`object_cache`), so a
+later start loads it without importing Numba. A kernel runs on torch's OpenMP team (`openmp`), and
+its threads claim work through a counter in the first argument slot. A call costs about 1 us on
+one thread and a few us on several.
 """
 
 import contextlib
@@ -57,14 +57,14 @@ def is_recording() -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a kernel to write; of the recording's pool while recording."""
+    """Memory for a kernel to write to; from the recording's pool while recording."""
     recording = _recording.get()
     return (
         torch.empty(shape, dtype=dtype) if recording is None else recording.pool.empty(shape, dtype)
     )
 
 
-# What variants of kernels call the dtypes that they compute in.
+# The names of the compute dtypes in kernel variants.
 FLOAT_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The address of a tensor's memory: torch.Tensor.data_ptr itself, with a type.
 address = cast("Callable[[torch.Tensor], Address]", torch.Tensor.data_ptr)
@@ -74,7 +74,7 @@ class Kernel:
     """One compiled entry point, loaded or compiled when first called (see `kernel`).
 
     where: "module:maker", a function of a module of this package that returns the Python kernel
-    for a variant. arguments: how its arguments lie; None for a kernel that no step captures.
+    for a variant. arguments: their layout; None for a kernel that no step captures.
     """
 
     def __init__(self, where: str, variant: str = "", arguments: Arguments | None = None) -> None:
@@ -124,14 +124,14 @@ class Kernel:
     def compile_ahead(kernels: "Iterable[Kernel]") -> None:
         """Have another process compile those that are not in the cache.
 
-        A call that needs one of them meanwhile waits for it. With one core it is no gain, and
-        without a cache that both can use the other process would work for nobody.
+        A call that needs one of them meanwhile waits for it. Does nothing with one core, where it
+        would not help, or without a writable cache, through which the result is passed.
         """
         wanted = [k for k in kernels if not k._address and k._cached() is None]
         if not wanted or openmp.threads() < 2 or not object_cache.is_writable():
             return
         names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
-        with contextlib.suppress(OSError):  # then this process compiles them
+        with contextlib.suppress(OSError):  # then this process compiles them itself
             command = module_command(_PACKAGE, *names)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             for kernel in wanted:

@@ -1,6 +1,6 @@
 """Dense GEMMs y = x W^T + b on the CPU: AMX kernels, oneDNN, or quantized weights.
 
-The weight is laid out once and the plain copy is dropped: in tiles for our own kernel where
+The weight is repacked once and the plain copy is dropped: in tiles for the AMX kernel where
 there is AMX (`gemm_bf16`, batch-invariant by construction), else reordered for oneDNN, with
 `batch_invariant` around it. Quantized weights go to `gemm_int8`.
 """
@@ -18,19 +18,20 @@ from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batc
 from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Workspace
 from octavo.kernels.cpu.quantize import pack
 
-# Rows that the weight is laid out for. bf16: a hint of 1 chooses blocks of 64 columns, any other
-# hint blocks of 32. With AMX the rows of the first agree over nearly all row counts, those of
-# the second fall into two or more groups; it takes 8% longer over a whole step of SmolLM2 at 64
-# rows and 9% at 2,048 (none at one row). Without AMX both agree and are equally fast. fp32: 64.
+# The row count that is passed to oneDNN as a layout hint. bf16: a hint of 1 gives blocks of 64
+# columns, any other hint blocks of 32. With AMX, results with the first are equal over nearly all
+# row counts, with the second they fall into two or more groups. The first takes 8% longer over a
+# step of SmolLM2 at 64 rows and 9% at 2,048 (0% at one row). Without AMX both are equal over row
+# counts and equally fast. fp32: 64.
 _LAYOUT_ROWS = {torch.bfloat16: 1, torch.float32: 64}
 
 
 class CpuProducts:
-    """Makes the GEMMs of one model; equal shapes share what was probed of them.
+    """Creates the products of one model; probe results are shared by equal shapes.
 
     max_rows: the largest step. In bf16 a shape that is batch-invariant only in small splits (on
-    AMX: many inner sizes above 2,048) is left as it is unless `strict`: that would double the
-    time of a long prompt. In fp32 rows always agree.
+    AMX: many inner sizes above 2,048) is left variant unless `strict`: splitting would double the
+    time of a long prompt. In fp32 all shapes are made invariant.
     """
 
     def __init__(self, dtype: torch.dtype, max_rows: int = 2048, strict: bool = False) -> None:
@@ -71,7 +72,7 @@ class CpuProducts:
     def _invariant(
         self, product: Product, weight: torch.Tensor, has_bias: bool, max_rows: int
     ) -> Product:
-        """`product` made batch-invariant, where that is affordable or asked for."""
+        """`product`, made batch-invariant if that is affordable or required."""
         key = (weight.shape[0], weight.shape[1], has_bias)
         if key not in self._shapes:
             self._shapes[key] = BatchInvariantRows(product, weight)
@@ -91,7 +92,7 @@ class CpuProducts:
                 if not counts.is_affordable()]  # fmt: skip
 
     def explain(self) -> str:
-        """What serves the products, for `octavo doctor`."""
+        """The implementation of the products, in words."""
         parts = [
             f"{how} weights ({size >> 20} MiB) x int8 rows on {target.int8_unit()}s"
             for how, size in self._bytes.items()

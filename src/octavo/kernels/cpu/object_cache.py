@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: where they lie, under which key, and how they are loaded.
+"""The cache of compiled kernels on disk: paths, keys, and loading.
 
-The key names what is compiled and nothing else: the processor, the compilers, and the code of
-the module that holds the kernel with all that it imports from this package, without comments
-and docstrings. So a change in a caller compiles nothing anew. Free of Numba.
+The key covers only what is compiled: the processor, the compilers, and the code of the kernel's
+module and of everything that it imports from this package, without comments and docstrings. So a
+change in a caller recompiles nothing. Imports no Numba.
 """
 
 import ast
@@ -28,7 +28,7 @@ _DIGEST_BYTES = 32
 
 
 def object_file(module: str, name: str) -> Path | None:
-    """Where the object code of kernel `name` of `module` (of this package) is kept, if anywhere."""
+    """The path of the object code of kernel `name` of `module` (of this package, if anywhere."""
     folder = cache_folder()
     return None if folder is None else folder / f"{name}-{_keys(folder)[module][:16]}.o"
 

@@ -1,4 +1,4 @@
-"""Memory for the tensors of a recording: at addresses that stay, used again as soon as freed.
+"""Memory for the tensors of a recording: at fixed addresses, reused as soon as it is freed.
 
 A tensor's memory returns to the pool with the tensor. So a recorded list of calls reuses memory
 in the order in which it was recorded, and what a replay touches stays small enough for a cache.
@@ -17,7 +17,7 @@ Block = NDArray[np.uint8]
 
 
 class Pool:
-    """Blocks of memory, each of one tensor at a time. They live as long as the pool."""
+    """Blocks of memory, each used by one tensor at a time. They live as long as the pool."""
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []

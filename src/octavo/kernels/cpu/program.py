@@ -1,7 +1,7 @@
-"""A list of kernels as one: each runs on the whole team, the next when all have finished.
+"""A kernel that runs a list of kernels, each on the whole team, with a barrier after each.
 
-A step of one token calls a kernel some nine times a layer, and each call costs about as much in
-the interpreter as the work it starts. One call of this kernel walks the list instead.
+A step of one token makes about nine kernel calls per layer, and each costs about as much in Python
+as the work it starts. One call of this kernel runs the whole list instead.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import I32, I64, geti, jit, op, peek, take
 
 _CALL = abi.PROGRAM.offset
-_SPINS = 2000  # of some 50 ns each before the processor is offered to others
+_SPINS = 2000  # of about 50 ns each before yielding the processor
 
 
 @op(types.void, types.int64, types.int64)
@@ -34,7 +34,7 @@ def program() -> Any:
 
     @jit
     def wait(a, count):
-        """Until `count` arrivals have been counted in all."""
+        """Wait until the total number of arrivals is `count`."""
         spins = 0
         while peek(a) < count:
             spins += 1

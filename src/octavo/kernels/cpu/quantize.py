@@ -1,9 +1,9 @@
 """Weights quantized for the CPU's int8 GEMM: int8 per output column, or 4-bit codes in groups.
 
-int8: w = scale[n] * q with scale[n] = max |w[n]| / 127. int4: codes of 0 to 15 between the least
-and the largest value of each group. `gemm_int8` multiplies both as int8, so the values of a group
-lie on the grid of its column: they are off by at most half a step of 1 / 127 of the column's
-largest value, which is a tenth of what rounding to 4 bits moves them.
+int8: w = scale[n] * q with scale[n] = max |w[n]| / 127. int4: codes of 0 to 15 between the minimum
+and maximum of each group. `gemm_int8` multiplies both as int8, so the values of a group are
+rounded to its column's int8 grid: an error of at most half of 1 / 127 of the column's largest
+value, a tenth of that of rounding to 4 bits.
 """
 
 import torch
@@ -18,7 +18,7 @@ _ROWS = 4096
 
 
 def pack(weight: torch.Tensor | Codes, method: str) -> PackedWeight:
-    """`weight` [N, K] as int8 or int4. Codes of 4 bits are kept where the kernels can use them."""
+    """`weight` [N, K] as int8 or int4. 4-bit codes are kept if the kernels can use them."""
     if method == INT8:
         return _int8(weight.values() if isinstance(weight, Codes) else weight)
     if isinstance(weight, Codes):
@@ -27,7 +27,7 @@ def pack(weight: torch.Tensor | Codes, method: str) -> PackedWeight:
 
 
 def keeps_codes(codes: Codes) -> bool:
-    """Whether the kernels compute on these codes as they are."""
+    """Whether the kernels can compute on these codes directly."""
     return codes.bits == 4 and codes.group % 32 == 0
 
 

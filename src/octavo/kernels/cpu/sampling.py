@@ -1,10 +1,10 @@
-"""Numba kernels that turn rows of logits into tokens and log-probabilities, row by row.
+"""Numba kernels that map rows of logits to tokens and log-probabilities, row by row.
 
-No function sorts a vocabulary. One pass over a row gives its maximum and the maximum of each
-piece of 64 logits; from those few maxima follows a threshold above which the wanted tokens lie,
-and only pieces that reach it are looked at again. Where that fails (a wide nucleus, a large k),
-the token is drawn from the whole row: if it lies in the kept set, it is also the winner among
-that set; if not, which is rare, the set is made from the whole row by bisection.
+No function sorts a vocabulary. One pass over a row finds its maximum and the maximum of each
+piece of 64 logits; those few maxima give a threshold above which the wanted tokens must be, and
+only pieces that reach it are scanned again. Where that fails (a wide nucleus, a large k), the
+token is drawn from the whole row: if it is in the kept set, it is also the winner within that
+set; if not, which is rare, the set is computed from the whole row by bisection.
 
 **Order.** Everywhere tokens rank by logit, the largest first, and equal logits by id, the lowest
 first. So the argmax takes the lowest id, top-k keeps exactly k tokens, and top-p the shortest
@@ -12,8 +12,8 @@ prefix of that order whose mass reaches p. Logits are compared as integers of th
 (`_key`), which makes exact maxima and thresholds vectorize; -0.0 counts as 0.0.
 
 **Draw.** Token i of the kept set wins with probability p_i when E_i / p_i is the smallest and the
-E_i are independent, exponentially distributed ("exponential race"; the Gumbel-max trick in other
-clothes). E_i = -log1p(-v_i), where v_i in (0, 1) is a hash of (seed, choice, position, i): the
+E_i are independent, exponentially distributed ("exponential race", equivalent to the Gumbel-max
+trick). E_i = -log1p(-v_i), where v_i in (0, 1) is a hash of (seed, choice, position, i): the
 output i of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 OOPSLA 2014, with their mixing constants, Stafford's variant 13), started at a state that is
 mixed from the other three. As E_i >= v_i, most tokens are ruled out by one comparison and
@@ -36,7 +36,7 @@ from octavo.kernels.cpu.simd import getd, geti, seti, take
 _CALL, _ITEM = abi.DRAW.offset, abi.SAMPLING_ITEM.offset
 _ITEM_BYTES = abi.SAMPLING_ITEM.nbytes
 _PIECE = abi.PIECE
-# A nucleus or a top-k is first sought in the pieces with the largest maxima, this many.
+# A nucleus or top-k is first searched for in this many pieces, those with the largest maxima.
 _FEW = 128
 
 _FLIP = np.int32(0x7FFFFFFF)
@@ -63,7 +63,7 @@ _NO_COUNT = np.int32(0)
 
 
 # Without Numba's memory runtime, which is not there when compiled code runs later: no function
-# may make or return an array, so lists lie in a thread's scratch and functions return counts.
+# may create or return an array, so lists are in a thread's scratch and functions return counts.
 # Nothing but kernels calls them, so they need no wrappers, which would double the compile time.
 _options: Any = {
     "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,

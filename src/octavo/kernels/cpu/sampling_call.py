@@ -1,6 +1,6 @@
 """Rows of logits in, tokens and log-probabilities out: the callers of `sampling`.
 
-Free of Numba. What is drawn and how ties are broken is said in `sampling`.
+Free of Numba. How tokens are drawn and ties are broken is described in `sampling`.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """Vectors, raw memory and fast functions for Numba kernels, as LLVM code.
 
-Numba has no vector type and no stack arrays, and whether its loops become vector code is luck;
-so the kernels name their vectors. `Vec` is LANES floats in one register: 16 with AVX-512, else
+Numba has no vector type and no stack arrays, and cannot guarantee that its loops are vectorized;
+so the kernels use explicit vectors. `Vec` is LANES floats in one register: 16 with AVX-512, else
 8 (two NEON registers on ARM). An address is an int64; memory is float32 or bfloat16 (`HALF`,
 widened when loaded and rounded to nearest even when stored). Every function here works on any
-processor; what has an instruction of its own uses it.
+processor, and uses dedicated instructions where they exist.
 """
 
 import functools
@@ -177,7 +177,7 @@ def lane_ids() -> Any:
 
 
 def loop(b: Any, count: Any, carried: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
-    """for i in range(count): carried = body(i, *carried); at least one turn. Returns carried."""
+    """for i in range(count): carried = body(i, *carried); count >= 1. Returns carried."""
     before = b.block
     head = b.append_basic_block("turn")
     b.branch(head)
@@ -274,7 +274,7 @@ def zero(b, target, nbytes):
 
 @op(types.void, types.int64)
 def fetch(b, address):
-    """Ask for a line of memory that will be read soon."""
+    """Prefetch a cache line that will be read soon."""
     flags = [ir.Constant(I32, value) for value in (0, 3, 1)]
     call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
 

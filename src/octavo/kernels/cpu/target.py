@@ -1,6 +1,6 @@
 """The processor that kernels are compiled for: its name, its features, and what they allow.
 
-Imports neither Numba nor torch, so that a warm start can name the code that it needs.
+Imports neither Numba nor torch, so that a warm start can find the code that it needs.
 """
 
 import ctypes
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from octavo import log
 
-# What oneDNN calls a limit: a processor of that kind for LLVM, and features beyond it.
+# oneDNN's name of a limit -> the LLVM processor of that kind, and features beyond it.
 _LIMITS = {
     "AVX2": ("haswell", ("avx10", "avx512", "amx", "evex")),
     "AVX512_CORE": ("skylake-avx512", ("avx10", "avx512bf16", "avx512fp16", "amx")),
@@ -20,8 +20,8 @@ _LIMITS = {
 def cpu() -> tuple[str, frozenset[str]]:
     """Name and features of the processor, as LLVM calls them.
 
-    Where ONEDNN_MAX_CPU_ISA limits the GEMMs of torch, the kernels obey the same limit, so that
-    a machine can be measured as an older one.
+    ONEDNN_MAX_CPU_ISA, which limits the GEMMs of torch, also limits the kernels, so that a
+    machine can be benchmarked as an older one.
     """
     import llvmlite.binding as llvm
 
@@ -35,8 +35,8 @@ def cpu() -> tuple[str, frozenset[str]]:
 def has_tiles() -> bool:
     """Whether this processor has AMX for bfloat16 and the system lets this process use it.
 
-    Linux keeps the tile registers off until a process asks (arch_prctl, ARCH_REQ_XCOMP_PERM,
-    feature 18: tile data); without that the first instruction would end the process.
+    Linux disables the tile registers until a process asks for them (arch_prctl,
+    ARCH_REQ_XCOMP_PERM, feature 18: tile data); else the first tile instruction would kill it.
     """
     features = cpu()[1]
     if not {"amx-tile", "amx-bf16", "avx512bf16"} <= features:

@@ -7,14 +7,14 @@ A word is 32 bits: one float32, or two neighbouring bfloat16 of the summed index
 [words of d][keys], V as [words of keys][d], so that one vector is LANES keys (or dimensions)
 of one word, and Q and P are read word by word. K and V come in pieces (blocks of the cache),
 each with an address of its own; S and P lie in rows of SCORE_STRIDE bytes. Each sum runs over its
-words in order, in float32, so a row's result depends on nothing but the row. Three kinds:
+words in order, in float32, so a row's result depends only on the row. Three kinds:
 
     float32   one fused multiply-add a word
     bfloat16  vdpbf16ps where the processor has it, else two fused multiply-adds a word
     tiles     AMX: 16 rows x 16 keys x 32 deep in one instruction
 
 Measured on a Xeon with AMX, one core: 3.0 TF/s for 2 x 2 tiles with their loads; a tile of 16
-keys deep takes as long as one of 32, so V is gathered to 32 keys.
+keys deep takes as long as one of 32, so V is gathered into pieces of 32 keys.
 
 Both kinds give the same two functions (strides in bytes):
 
@@ -139,12 +139,12 @@ def _weighted(half: bool, vectors: int, rows: int) -> Emit:
     return weighted
 
 
-_ROW_COUNTS = tuple(sorted({1, 2, 3, 4, ROWS}))  # those that have code of their own
+_ROW_COUNTS = tuple(sorted({1, 2, 3, 4, ROWS}))  # those with specialized code
 
 
 @jit(returns=types.int64)
 def _next_rows(left):
-    """Rows to take next: 7 as 4 + 3 and 8 as 4 + 4, not as 6 and a remainder."""
+    """The next number of rows to compute: 7 as 4 + 3 and 8 as 4 + 4, not as 6 and a remainder."""
     if left == ROWS or left > ROWS + 2:
         return ROWS
     return 3 if left == 5 else min(left, 4)
