@@ -99,3 +99,10 @@ def test_adapter_tensors_that_were_not_merged_are_named(tmp_path: Path) -> None:
         CheckpointError, match=r"unexpected: model.layers.0.self_attn.q_proj.lora_A"
     ):
         toys.load(folder)
+
+
+def test_unsloth_s_remarks_in_a_config(tmp_path: Path) -> None:
+    reference = toys.make("qwen2")
+    folder = toys.save(reference, tmp_path)
+    toys.edit_config(folder, unsloth_fixed=True, unsloth_version="2025.1.5")
+    agrees(folder, reference)
