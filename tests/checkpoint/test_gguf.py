@@ -112,6 +112,7 @@ def test_what_is_no_gguf_is_named(tmp_path: Path) -> None:
         (b"", "shorter"),
         (b"PK" + bytes(40), "does not start with"),
         (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 is not known"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "other byte order"),
     ):
         path.write_bytes(data)
