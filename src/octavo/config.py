@@ -1,10 +1,10 @@
 """One frozen configuration: parsed, checked, then only read.
 
 Every field of `EngineConfig` is a keyword of `LLM(...)` and a flag of `octavo serve`
-(`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are made
-from the fields, so the two cannot drift apart. A new value is made with `with_`; nothing is
-changed in place. What depends on the model (its window, the KV budget) is not known here: the
-runner derives it and reports it in `core.plan.RunnerLimits`.
+(`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are
+generated from the fields, so the two cannot diverge. `with_` makes a changed copy; nothing is
+modified in place. What depends on the model (its window, the KV budget) is derived by the
+runner, which reports it in `core.plan.RunnerLimits`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def _option(default: Any, help: str, **metadata: Any) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine is asked to be. Raises ConfigError, naming field, value and remedy."""
+    """The configuration of an engine. Raises ConfigError, naming field, value and remedy."""
 
     model: str = _option("smollm2", "Hugging Face id, folder, .gguf file, or embedded name")
     tokenizer: str | None = _option(
@@ -39,21 +39,24 @@ class EngineConfig:
     revision: str | None = _option(None, "branch, tag or commit of a Hugging Face id")
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip
-    device: str = _option("auto", "where to compute", names=devices.names)
+    device: str = _option("auto", "device to compute on", names=devices.names)
     quantization: str | None = _option(None, "weight quantization: int8 or int4")
     quantization_override: str | None = _option(
-        None, "quantization of single parts, such as lm_head=none,layers.0.*=int8"
+        None, "per-component quantization, such as lm_head=none,layers.0.*=int8"
     )
-    kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto follows dtype, int8 and "
-                                      "fp8 take half of bfloat16's memory")  # fmt: skip
-    attention_impl: str = _option("auto", "attention kernels by name")
-    tensor_parallel_size: int = _option(1, "processes that share one model", low=1)
-    max_model_len: int | None = _option(None, "window in tokens; default: the model's", low=1)
-    max_num_seqs: int = _option(128, "requests that may run at once", low=1)
-    max_num_batched_tokens: int = _option(2048, "tokens that one step may compute", low=1)
+    kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto is dtype, int8 and fp8 "
+                                      "take half the memory of bfloat16")  # fmt: skip
+    attention_impl: str = _option("auto", "attention backend")
+    tensor_parallel_size: int = _option(1, "number of tensor-parallel processes", low=1)
+    max_model_len: int | None = _option(
+        None, "context window in tokens; default: the model's", low=1
+    )
+    max_num_seqs: int = _option(128, "maximum number of running requests", low=1)
+    max_num_batched_tokens: int = _option(2048, "maximum number of tokens per step", low=1)
     block_size: int = _option(16, f"tokens in a KV block: one of {_BLOCK_SIZES}")
     gpu_memory_utilization: float = _option(
-        0.9, "share of the device's memory (on CPU: the machine's) for weights, activations and KV"
+        0.9,
+        "fraction of the device's memory (on CPU: the machine's) for weights, activations and KV",
     )
     kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache in bytes", low=1)
     num_gpu_blocks_override: int | None = _option(None, "number of KV blocks", low=1)
@@ -71,12 +74,12 @@ class EngineConfig:
         "batch-invariant: bitwise equal results whatever else is in the batch, even where a "
         "faster GEMM is not",
     )
-    scheduler: str = _option("fifo", "scheduling policy by name")
+    scheduler: str = _option("fifo", "scheduling policy: a name, or module:Class, with options")
     max_waiting: int | None = _option(
-        None, "requests that may wait; default 4 x max_num_seqs + 1024", low=0
+        None, "maximum number of waiting requests; default: 4 x max_num_seqs + 1024", low=0
     )
     seed: int | None = _option(
-        None, "makes requests without a seed repeatable, in their order; default: system entropy"
+        None, "makes requests without a seed reproducible, in their order; default: random"
     )
     generation_config: str = _option(
         "auto", "auto: the model's own sampling defaults; octavo: only the built-in ones"
@@ -128,31 +131,31 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How `octavo serve` faces the network. Raises ConfigError, naming field, value and remedy.
+    """The configuration of `octavo serve`. Raises ConfigError, naming field, value and remedy.
 
     `served_model_name` and `allowed_origins` may list several, separated by commas.
     """
 
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
-    port: int = _option(8000, "port to listen on; 0 takes a free one", low=0)
+    port: int = _option(8000, "port to listen on; 0 chooses a free one", low=0)
     api_key: str | None = _option(
-        None, "key that every path but /health asks for; better set in OCTAVO_API_KEY"
+        None, "key required by every path except /health; better set in OCTAVO_API_KEY"
     )
     served_model_name: str | None = _option(
-        None, "names that requests may call the model by, the first one in answers"
+        None, "names of the model in requests; answers have the first one"
     )
-    root_path: str = _option("", "path prefix under which a proxy shows this server")
+    root_path: str = _option("", "path prefix under which a proxy serves this server")
     allowed_origins: str | None = _option(None, "origins whose web pages may call (CORS)")
-    max_body_mb: float = _option(32, "MiB of a request body")
-    drain_timeout: float = _option(30, "seconds that running requests get to finish after SIGTERM")
+    max_body_mb: float = _option(32, "maximum size of a request body in MiB")
+    drain_timeout: float = _option(30, "seconds for running requests to finish after SIGTERM")
     stall_timeout: float = _option(
-        60, "seconds after which a stream whose client reads nothing is ended"
+        60, "seconds after which a stream that its client does not read is ended"
     )
     keep_alive_timeout: float = _option(
         75, "seconds that an idle connection stays open; above those of a proxy in front"
     )
     log_requests: bool = _option(False, "log prompts and answers too, not only their sizes")
-    restart_engine: bool = _option(False, "start the engine again when it dies")
+    restart_engine: bool = _option(False, "restart the engine when it dies")
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -1,7 +1,7 @@
-"""Names of devices, and where the code of each is.
+"""The registry of devices.
 
-A device is a value that has what `octavo.runner.device.Device` says: memory, allocation, ops,
-linear products, sampling. It is imported when an engine is made, so this file needs no torch.
+A device is an object that implements `octavo.runner.device.Device`: memory, allocation, ops,
+linear products, sampling. It is imported when an engine is created, so this file needs no torch.
 """
 
 import importlib
@@ -10,20 +10,20 @@ from typing import Any
 
 from octavo.errors import ConfigError, nearest
 
-# Takes the engine's configuration, gives a device.
+# Maps the engine's configuration to a device.
 Factory = Callable[[Any], Any]
 
-# Name -> where its factory is; "auto" is the first.
+# Name -> module and factory; "auto" is the first.
 _BUILT_IN = {"cpu": "octavo.runner.device:cpu"}
-# Grows at run time by `register` only.
+# Changed at run time by `register` only.
 _registered: dict[str, Factory] = {}
 
 
 def register(name: str, factory: Factory) -> None:
-    """Make `LLM(device=name)` compute on what `factory(config)` gives.
+    """Make `LLM(device=name)` compute on the device that `factory(config)` returns.
 
-    Raises ConfigError for an empty name, "auto" or a built-in one. A name given again replaces
-    the factory.
+    Raises ConfigError for an empty name, "auto" or a built-in one. Registering a name again
+    replaces the factory.
     """
     if not name or name == "auto" or name in _BUILT_IN:
         raise ConfigError(
@@ -34,7 +34,7 @@ def register(name: str, factory: Factory) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `device` may have, "auto" first."""
+    """Every valid value of `device`, "auto" first."""
     return ("auto", *_BUILT_IN, *sorted(_registered))
 
 

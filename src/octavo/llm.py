@@ -41,8 +41,8 @@ class LLM:
     """A model, ready to generate.
 
     Keywords are the fields of `config.EngineConfig`, in vLLM's names; `scheduler` also takes a
-    policy object of `octavo.schedulers`. Single tokens are not watched here, so by default a step
-    is filled with the prompts that wait: 7% more throughput than a server's `fifo`. Raises
+    policy object of `octavo.schedulers`. Inter-token latency matters less offline, so by default a step
+    is filled with waiting prompts: 7% more throughput than a server's `fifo`. Raises
     ConfigError for an unknown or invalid keyword, a missing or broken model, or too little memory.
 
     Threads may share an LLM: their requests run in the same steps. Processes may not: after a
@@ -103,8 +103,8 @@ class LLM:
         A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids":
         ids}`, or a list of those. `sampling_params` is one value for all or one for each;
         None takes the model's own defaults. `priority` (lower is earlier) and `deadline` (seconds
-        from now) are for schedulers that order by them. Every prompt is checked before any is
-        computed. Raises RequestError (RequestTypeError for a wrong type) naming what is wrong.
+        from now) are for schedulers that support them. Every prompt is checked before any is
+        computed. Raises RequestError (RequestTypeError for a wrong type) naming the problem.
         """
         requests = self._admit(
             _prompt_list(prompts), sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
@@ -128,7 +128,7 @@ class LLM:
         """Answer one conversation, or each of a list, through the model's chat template.
 
         Without `sampling_params` the answer may fill the model's window. `tools` are
-        descriptions that the template shows to the model; calls in an answer are its text.
+        descriptions that the template shows to the model; calls in an answer are plain text.
         `chat_template` is jinja source or a template's name; `add_generation_prompt` opens the
         assistant's turn, which is the default unless the final message is continued. Raises
         RequestError.
@@ -155,7 +155,7 @@ class LLM:
     def stream(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Generate for one prompt or one conversation and yield what is new at each step.
+        """Generate for one prompt or one conversation; yields the new output of each step.
 
         Closing the iterator aborts the request.
         """
@@ -171,7 +171,7 @@ class LLM:
         return self._stream(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the cached prefixes. False if running requests still hold some."""
+        """Drop the cached prefixes. False if running requests still hold some."""
         self._check_owner()
         with self._steps.exclusive():
             return self.engine.reset_prefix_cache()
@@ -208,7 +208,7 @@ class LLM:
         priority: int | Sequence[int] = 0,
         deadline: float | Sequence[float | None] | None = None,
     ) -> list[Prompted]:
-        """One checked request for each prompt, none of them known to the engine yet."""
+        """One checked request for each prompt; none is added to the engine yet."""
         self._check_owner()
         count, now = len(prompts), self.engine.clock()
         each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
@@ -250,7 +250,7 @@ class LLM:
         return None, _token_list(prompt)
 
     def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
-        """Run requests to their ends. On any error, Ctrl-C included, all are aborted."""
+        """Run requests to completion. On any error, including Ctrl-C, all are aborted."""
         ids = [submission.request_id for submission, _ in requests]
         box, done = _Box(), dict[str, RequestOutput]()
         bar = tqdm(total=len(requests), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
@@ -289,7 +289,7 @@ class LLM:
             self._steps.notify()
 
     def _feed(self) -> None:
-        """Give the engine as many requests as its queue takes: a long list never overfills it."""
+        """Add as many requests as the engine's queue accepts: a long list never overfills it."""
         while self._waiting and self.engine.queue_space > 0:
             request, box = self._waiting.popleft()
             try:

@@ -1,8 +1,8 @@
-"""`SamplingParams`: what a caller may ask of one request.
+"""`SamplingParams`: the sampling options of a request.
 
 Names, defaults and meanings are vLLM's where vLLM has them; `docs/` lists the differences.
-A value is frozen and was checked when it was made: whoever holds one may trust it. Checks
-that need the model (vocabulary, window) are made when the request is added.
+A value is frozen and validated when it is created. Checks that need the model (vocabulary, window)
+are made when the request is added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +16,12 @@ from octavo.errors import RequestError, RequestTypeError, nearest
 MAX_LOGPROBS = 20
 MAX_N = 1024
 MAX_STOP_STRINGS = 64
-MAX_STRING_LENGTH = 1024  # of a stop string or a bad word; an automaton grows with them
+MAX_STRING_LENGTH = 1024  # of a stop string or a bad word; matching takes memory in proportion
 _INT64 = 2**63
 
 
 class RequestOutputKind(Enum):
-    """What each streamed output holds: all so far, only what is new, or only the end."""
+    """What each output contains: all so far, only what is new, or nothing until the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -37,20 +37,20 @@ class SamplingParams:
     top_p: in (0, 1]. top_k: 0 or -1 is off. min_p: in [0, 1], relative to the best token.
     presence_penalty, frequency_penalty: in [-2, 2]; count output tokens only.
     repetition_penalty: above 0; counts prompt and output, each distinct id once.
-    seed: None draws one from the system. Same seed, same draws, in any company.
-    stop: strings that end the text; matched across token borders; not included in the text
+    seed: None chooses a random one. The same seed gives the same draws in any batch.
+    stop: strings that end the text; matched across token boundaries; not included in the text
         unless `include_stop_str_in_output`.
     stop_token_ids: ids that end it, even under `ignore_eos`.
     min_tokens: output tokens before which no end-of-text, stop id or stop string acts.
-    max_tokens: output tokens at most; None is up to the model's window.
+    max_tokens: maximum number of output tokens; None is up to the model's window.
     logprobs: None is off; k gives the k likeliest and the sampled token (0: sampled only).
     prompt_logprobs: the same for every prompt position after the first.
     logit_bias: token id -> number in [-100, 100] added to its logit.
     allowed_token_ids: only these may be generated.
     bad_words: texts that must not appear, with and without a leading space.
-    detokenize: False leaves `text` empty and takes no stop strings.
+    detokenize: False leaves `text` empty and allows no stop strings.
 
-    Raises RequestTypeError or RequestError, naming the field, the value and what is right.
+    Raises RequestTypeError or RequestError, naming the field, the value and what would be valid.
     """
 
     n: int = 1

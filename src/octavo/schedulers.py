@@ -1,4 +1,4 @@
-"""The scheduling policies, for users: pass one as `LLM(scheduler=...)`, or write your own.
+"""The public scheduling policies: pass one as `LLM(scheduler=...)`, or write your own.
 
 `Gains` and `Watching` are the former names of `StepLatencies` and `AdaptivePolicy`.
 """

@@ -1,4 +1,4 @@
-"""Command lines: a parser whose mistakes read well, and flags made from the parameter types."""
+"""Command lines: a parser with readable errors, and flags generated from the parameter types."""
 
 import argparse
 import types
@@ -12,25 +12,25 @@ from octavo.errors import nearest
 from octavo.params import SamplingParams
 
 # Every field of SamplingParams that makes sense on a command line, and its help. Types and
-# defaults come from the dataclass; a test holds the two together.
+# defaults come from the dataclass; a test checks that both match.
 SAMPLING_HELP = {
     "n": "answers per prompt",
     "temperature": "0 is greedy; otherwise in (0, 2]",
     "top_p": "keep the likeliest tokens that together reach this probability, in (0, 1]",
     "top_k": "keep the k likeliest tokens; 0 is off",
-    "min_p": "drop tokens less likely than this share of the likeliest one, in [0, 1]",
-    "presence_penalty": "lower tokens that the answer already has, in [-2, 2]",
+    "min_p": "drop tokens below this fraction of the highest probability, in [0, 1]",
+    "presence_penalty": "lower the logits of tokens that the answer already has, in [-2, 2]",
     "frequency_penalty": "the same, once per occurrence, in [-2, 2]",
     "repetition_penalty": "divide the logits of tokens seen in prompt or answer; 1 is off",
-    "seed": "the same seed draws the same answer; default: drawn by the system",
+    "seed": "the same seed gives the same answer; default: random",
     "stop": "text that ends the answer (may be given several times)",
     "stop_token_ids": "ids that end the answer, such as 2,7",
     "include_stop_str_in_output": "keep the stop text in the answer",
-    "ignore_eos": "go on after the end-of-text token",
-    "min_tokens": "tokens before which nothing ends the answer",
-    "max_tokens": "most tokens of an answer",
-    "logprobs": "log-probabilities of this many alternatives a token (seen with --json)",
-    "prompt_logprobs": "the same for the prompt's tokens (seen with --json)",
+    "ignore_eos": "continue after the end-of-text token",
+    "min_tokens": "minimum number of tokens before anything ends the answer",
+    "max_tokens": "maximum number of tokens of an answer",
+    "logprobs": "log-probabilities of this many alternatives per token (shown with --json)",
+    "prompt_logprobs": "the same for the prompt's tokens (shown with --json)",
     "logit_bias": "added to logits, such as 15:-100,7:2.5",
     "allowed_token_ids": "only these ids may be generated, such as 10,11",
     "bad_words": "text that must not appear (may be given several times)",
@@ -45,9 +45,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, but an unknown flag is told first: it explains what follows it.
+        """As parse_args, but an unknown flag is reported first, since it explains later errors.
 
-        Where the rest of the line belongs to another program, only what stands before it counts.
+        If the rest of the line belongs to another program, only the part before it is checked.
         """
         known = self.flags()
         passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(argv)
 
     def flags(self) -> list[str]:
-        """Every long flag that this parser knows."""
+        """Every long flag of this parser."""
         names = (name for action in self._actions for name in action.option_strings)
         return [name for name in names if name.startswith("--")]
 
@@ -118,7 +118,7 @@ def sampling_options(args: argparse.Namespace, defaults: Mapping[str, object]) -
 
 
 def _form(hint: Any) -> dict[str, Any]:
-    """How a field of this type is written on the command line, as add_argument's keywords."""
+    """The keywords of add_argument for a field of this type."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     parts = typing.get_args(hint) if union else (hint,)
     if bool in parts:

@@ -15,10 +15,10 @@ BENCHMARKS = {
     "throughput": ("benchmarks.run", "workloads W1 to W4 against static batching"),
     "compare": ("benchmarks.compare", "the same on every engine that can be installed"),
     "fragmentation": ("benchmarks.experiments.fragmentation", "KV slots in use / reserved"),
-    "concurrency": ("benchmarks.experiments.concurrency", "requests at once in the same memory"),
+    "concurrency": ("benchmarks.experiments.concurrency", "concurrent requests in the same memory"),
     "longseq": ("benchmarks.experiments.longseq", "long requests against static batches"),
     "preemption": ("benchmarks.experiments.preemption", "swap against recompute"),
-    "slo": ("benchmarks.experiments.slo", "a latency target through an overload"),
+    "slo": ("benchmarks.experiments.slo", "a latency target under overload"),
     "priority": ("benchmarks.experiments.priority", "urgent requests under saturation"),
 }
 
@@ -27,14 +27,17 @@ def add_arguments(parser: Parser) -> None:
     lines = [f"{name}: {what}" for name, (_, what) in BENCHMARKS.items()]
     parser.add_argument("name", nargs="?", metavar="NAME", help="; ".join(lines))
     parser.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="FLAGS", help="its own; NAME --help lists them"
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="FLAGS",
+        help="flags of the benchmark; NAME --help lists them",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark's module as a program in this process; its exit code.
+    """Run the benchmark's module as a program in this process; returns its exit code.
 
-    Raises ConfigError for an unknown name, or where there are no benchmarks.
+    Raises ConfigError for an unknown name, or if there are no benchmarks.
     """
     if args.name not in BENCHMARKS:
         what = f"no benchmark {args.name!r}{nearest(args.name, BENCHMARKS)}" if args.name else ""

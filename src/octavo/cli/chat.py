@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, object] = {"max_tokens": 1024}
 _COMMANDS = {
     "/reset": "forget the conversation",
-    "/exit": "leave (so does Ctrl-D)",
+    "/exit": "leave (or Ctrl-D)",
     "/help": "show this",
 }
 _HISTORY_LINES = 1000
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     configure(default="info" if args.verbose else "warning")
     options = sampling_options(args, DEFAULTS)
-    params = SamplingParams(**options)  # a mistake is told before the model is loaded
+    params = SamplingParams(**options)  # an error is reported before the model is loaded
     if params.n != 1:
         raise RequestError(f"a conversation has one answer at a time; leave out --n {params.n}")
     llm = start(args)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """The messages so far, and what the user can do with them."""
+    """The messages so far, and the commands on them."""
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str | None) -> None:
         self._llm = llm
@@ -75,7 +75,7 @@ class Conversation:
                 self.turn(line)
 
     def command(self, line: str) -> None:
-        """Carry out a line that begins with a slash."""
+        """Execute a line that begins with a slash."""
         if line == "/reset":
             self.messages = list(self._first)
             print("(forgotten)", file=sys.stderr)
@@ -86,7 +86,7 @@ class Conversation:
             print(f"no command {line!r}{nearest(line, _COMMANDS)}; try /help", file=sys.stderr)
 
     def turn(self, text: str) -> None:
-        """Answer one message. An answer that Ctrl-C stopped is kept as far as it came."""
+        """Answer one message. An answer stopped by Ctrl-C is kept up to that point."""
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
@@ -99,12 +99,12 @@ class Conversation:
         except OctavoError as error:
             # The conversation goes on without the message that could not be answered.
             self.messages.pop()
-            print(f"octavo: {error}\n(/reset starts anew)", file=sys.stderr)
+            print(f"octavo: {error}\n(/reset starts over)", file=sys.stderr)
             return
         self.messages.append({"role": "assistant", "content": answer})
 
     def _pieces(self) -> Iterator[str]:
-        # Closing the stream aborts the request, also when Ctrl-C falls between two tokens.
+        # Closing the stream aborts the request, even if Ctrl-C comes between two tokens.
         with contextlib.closing(self._llm.stream(self.messages, self._params)) as deltas:
             for output in deltas:
                 if output.error:
@@ -117,7 +117,7 @@ def _line_history(path: Path | None) -> Iterator[None]:
     """Line editing, with a history in `path` if given, where terminal and Python offer it."""
     try:
         import readline
-    except ImportError:  # Python on some systems is built without it; lines then come plain
+    except ImportError:  # some builds of Python lack it; input is then plain
         yield
         return
     if path is None or not sys.stdin.isatty():
@@ -129,7 +129,7 @@ def _line_history(path: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a read-only home must not spoil the end
+        with contextlib.suppress(OSError):  # a read-only home must not make the exit fail
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             readline.write_history_file(path)

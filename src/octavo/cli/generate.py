@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="each prompt is a user's message")
     parser.add_argument("--system", metavar="TEXT", help="system message (implies --chat)")
-    parser.add_argument("--stream", action="store_true", help="show text as it comes")
+    parser.add_argument("--stream", action="store_true", help="print text as it is generated")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
     add_engine_flags(parser, SKIP)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stream and args.json:
         raise RequestError("--stream shows plain text; leave out --json or --stream")
     options = sampling_options(args, DEFAULTS)
-    params = SamplingParams(**options)  # a mistake is told before the model is loaded
+    params = SamplingParams(**options)  # an error is reported before the model is loaded
     if args.stream and params.n != 1:
         raise RequestError(f"--stream shows one answer; leave out --n {params.n} or --stream")
     prompts = read_prompts(args.prompt)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def start(args: argparse.Namespace) -> "LLM":
-    """The engine that the command line describes. Imports torch, so it takes a moment."""
+    """The engine that the command line describes. Imports torch, which takes a moment."""
     from octavo.llm import LLM
 
     progress = {"load_progress": sys.stderr.isatty()}
@@ -97,7 +97,7 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 
 def stream_answer(llm: "LLM", item: Any, params: SamplingParams) -> str:
-    """Print one answer as it comes, and return it. Ctrl-C ends the request and is raised."""
+    """Print one answer as it is generated, and return it. Ctrl-C aborts the request."""
     pieces: list[str] = []
     for output in llm.stream(item, params):
         if output.error:
@@ -132,5 +132,5 @@ def _why_empty(choice: CompletionOutput, output: RequestOutput) -> str:
 
 
 def _show_json(prompt: str, output: RequestOutput) -> None:
-    """`prompt` as it was given; `rendered` is what the model read, if that is another text."""
+    """`prompt` as given; `rendered` is the text that the model read."""
     print(json.dumps({**asdict(output), "prompt": prompt, "rendered": output.prompt}))

@@ -16,11 +16,11 @@ from octavo.version import __version__
 # Command -> what it does. The module octavo.cli.<command> has `add_arguments(parser)` and
 # `run(args) -> exit code`, and is imported for its own command only.
 COMMANDS = {
-    "serve": "serve a model over HTTP, with OpenAI's interface",
-    "generate": "answer prompts given on the command line or on standard input",
+    "serve": "serve a model over HTTP, with OpenAI's API",
+    "generate": "answer prompts from the command line or standard input",
     "chat": "talk to a model in the terminal",
     "pull": "fetch an embedded model",
-    "bench": "measure, against other engines or one thing at a time",
+    "bench": "run benchmarks, of Octavo alone or against other engines",
 }
 
 
@@ -74,11 +74,11 @@ def _overview() -> str:
         [
             "usage: octavo COMMAND [...]",
             "",
-            "Serve large language models over a paged KV cache.",
+            "Serve large language models with a paged KV cache.",
             "",
             "commands:",
             *lines,
             "",
-            "octavo COMMAND --help lists a command's flags; octavo --version says which this is.",
+            "octavo COMMAND --help lists a command's flags; octavo --version prints the version.",
         ]
     )

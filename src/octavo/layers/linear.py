@@ -1,7 +1,7 @@
-"""Dense products y = x W^T + b, as layers use them and as a device makes them.
+"""Interfaces of dense products y = x W^T + b, which layers use and a device creates.
 
-How a weight is laid out, which GEMM serves it, and what keeps a row's bits independent of the
-row count is the device's business (`kernels.cpu.linear`).
+The layout of a weight, the choice of a GEMM, and batch invariance are up to the device
+(`kernels.cpu.linear`).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 @runtime_checkable
 class GatedProduct(Protocol):
-    """What a product may offer beside its call: the activation of a gated MLP in the same pass."""
+    """Optional interface of a product: fuse the activation of a gated MLP."""
 
     def gated(self, activation: str) -> Product | None:
         """x -> activation(gate) * up of a weight of gate over up; None if it has no such form.
@@ -28,7 +28,7 @@ class GatedProduct(Protocol):
 
 
 class Products(Protocol):
-    """Makes the products of one model on one device."""
+    """Creates the products of one model on one device."""
 
     def make(
         self,
@@ -37,11 +37,11 @@ class Products(Protocol):
         max_rows: int | None = None,
         method: str = "none",
     ) -> Product:
-        """The product with `weight` [N, K] and `bias` [N]; `weight` need not be kept.
+        """The product with `weight` [N, K] and `bias` [N]; `weight` may be released.
 
-        max_rows: the most rows of a step, if fewer than the model's other products see.
-        method: "none", or "int8" or "int4" for a product of quantized weights, if the device has
-        it (`models.loader` asks first).
+        max_rows: the most rows of a step, if fewer than for the model's other products.
+        method: "none", or "int8" or "int4" for a product of quantized weights, if the device
+        supports it (`models.loader` checks first).
         """
         ...
 
@@ -51,5 +51,5 @@ class Products(Protocol):
         ...
 
     def explain(self) -> str:
-        """What serves the products, in words."""
+        """The implementation of the products, in words."""
         ...

@@ -16,9 +16,9 @@ NormKind = Literal["rms", "layer"]
 class NormSpec:
     """How a norm is computed.
 
-    offset: added to the stored weight (Gemma: 1). Such a weight is kept in float32, where
+    offset: added to the stored weight (Gemma: 1). Such a weight is kept in float32, so that
     1 + w does not lose the last bits of w. cast_first: the normed row is rounded to the model's
-    dtype before the multiply by the weight, not only after it.
+    dtype before the multiplication by the weight, not only after it.
     """
 
     eps: float

@@ -1,6 +1,6 @@
 """Rotary position embedding: the table of cosines and sines, for each kind of scaling.
 
-Applying it is a kernel's work (`kernels.dispatch`, op `rope`). The tables follow what
+It is applied by a kernel (`kernels.dispatch`, op `rope`). The tables follow what
 transformers computes, in fp32 and in the same order of operations, so that far positions agree.
 """
 
@@ -16,13 +16,13 @@ ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Positions' frequencies. Lengths in tokens; a field that the kind does not use is ignored.
+    """The frequencies of a rotary embedding. Lengths in tokens; unused fields are ignored.
 
     original_max_position: the length the model was first trained for (all kinds but linear).
     attention_factor: multiplier of cosine and sine (yarn, longrope); None: derived.
     freq_factors: divisors of each frequency, one per pair (GGUF's `rope_freqs` tensor).
     short_factors, long_factors: the same for longrope, up to the original length and beyond it.
-    fraction: the part of head_dim that is rotated; the dimensions after it are left.
+    fraction: of head_dim that is rotated; the other dimensions are unchanged.
     """
 
     theta: float = 10000.0
@@ -60,7 +60,7 @@ def cos_sin_table(spec: RopeSpec, head_dim: int, length: int) -> torch.Tensor:
 
     `length` is the longest sequence the engine admits. Dynamic scaling and longrope depend on a
     sequence's length in the original; here every position uses the frequencies of `length`, so
-    that a row's result does not change as its sequence, or its neighbours', grow.
+    that a row's result does not change as its or another sequence grows.
     """
     dims = spec.dims(head_dim)
     frequency = _SCALING[spec.kind](spec, _plain(spec.theta, dims), dims, length)
@@ -132,7 +132,7 @@ def _dynamic(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) ->
 
 
 def _llama3(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    """Low frequencies are divided by `factor`, high ones kept, those between interpolated."""
     original, low, high = spec.original_max_position, spec.low_freq_factor, spec.high_freq_factor
     wavelength = 2 * math.pi / plain
     smooth = (original / wavelength - low) / (high - low)
@@ -142,7 +142,7 @@ def _llama3(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) -> 
 
 
 def _yarn(spec: RopeSpec, plain: torch.Tensor, head_dim: int, length: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): a ramp over the pairs from kept to stretched frequencies."""
+    """YaRN (arXiv 2309.00071): a ramp over the pairs from kept to scaled frequencies."""
 
     def pair_with(rotations: float) -> float:
         waves = spec.original_max_position / (rotations * 2 * math.pi)

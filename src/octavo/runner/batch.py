@@ -1,7 +1,7 @@
-"""A plan's rows as the flat tensors that the model reads, in buffers made once.
+"""Flattens a plan's rows into the tensors that the model reads, in reused buffers.
 
-Nothing of a request lives here from step to step but the block tables that were last written for
-a row position, kept so that tables which did not change are not copied again.
+The only state kept between steps is the block table last written for each row position, so that
+unchanged tables are not copied again.
 """
 
 from dataclasses import dataclass, replace
@@ -106,7 +106,7 @@ def _slots(tables: Tables, row_of: Indices, positions: Indices, block_size: int)
 
 def _sample_index(rows: tuple[PlanRow, ...], ends: Indices) -> Indices:
     """The last token of each row that draws, and before it one for each of its drafts."""
-    # Offsets of a row fall to 0, so the first one says how many tokens are sampled.
+    # Offsets of a row descend to 0, so the first one gives the number of sampled tokens.
     counts = np.fromiter(
         (r.samples[0].offset + 1 if r.samples else 0 for r in rows), np.int64, len(rows)
     )

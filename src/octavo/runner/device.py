@@ -1,8 +1,8 @@
-"""What the runner, the loader and the layers need of a device, as one protocol.
+"""The device interface: what the runner, the loader and the layers need of a device.
 
-Everything that differs between a CPU and a GPU is behind it; which devices there are is said in
-`octavo.devices`. Attention backends are chosen apart from it (`attention.registry`), in the
-device's order.
+Everything that differs between a CPU and a GPU is behind it. The names of devices are in
+`octavo.devices`. Attention backends are chosen separately (`attention.registry`), in the device's
+order of preference.
 """
 
 from collections.abc import Callable
@@ -26,22 +26,22 @@ from octavo.runner.memory import DeviceMemory
 class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
     """One device of an engine.
 
-    Of `LoadingDevice` it has what a model is built with: `name`, `torch_device`,
-    `attention_order`, `quantization`, `ops`, `products`, `decode_blocks`; of `SamplingKernels`,
-    `draw` and `logprobs`; of `StepCapture`, `capture_sizes` and `capture`.
+    From `LoadingDevice` it inherits what a model is built with: `name`, `torch_device`,
+    `attention_order`, `quantization`, `ops`, `products`, `decode_blocks`; from `SamplingKernels`,
+    `draw` and `logprobs`; from `StepCapture`, `capture_sizes` and `capture`.
     """
 
     @property
     def shares_host_memory(self) -> bool:
-        """Whether host memory is the device's own, so that a swap pool takes from the same."""
+        """Whether the device computes in host memory, so that a swap pool reduces its memory."""
         ...
 
     def start(self) -> None:
-        """Begin what takes long and is needed last, such as compiling, beside the load."""
+        """Start slow work that is needed last, such as compiling, in parallel with the load."""
         ...
 
     def warm_up(self) -> None:
-        """Finish it: no request after this waits for a compiler."""
+        """Finish that work: no later request waits for a compiler."""
         ...
 
     def default_dtype(self) -> torch.dtype:
@@ -49,15 +49,15 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
         ...
 
     def loading(self) -> AbstractContextManager[None]:
-        """Surrounds the load of the weights."""
+        """The context in which weights are loaded."""
         ...
 
     def memory(self) -> DeviceMemory:
-        """The device's memory now."""
+        """The current state of the device's memory."""
         ...
 
     def peak_of(self, step: Callable[[], object]) -> int:
-        """Run `step`; bytes by which used memory was higher at its highest than before."""
+        """Run `step`; returns the peak increase of used memory, in bytes."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
         ...
 
     def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that is copied from and to the device."""
+        """Host memory for copies from and to the device."""
         ...
 
     def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:

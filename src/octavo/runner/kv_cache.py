@@ -1,9 +1,9 @@
-"""Owns the KV tensors, block first, in the layout that the backend asks for.
+"""Owns the KV tensors, block first, in the layout that the backend requires.
 
-Layers that cache alike are cut into KV groups of equal size, and layer j of every group has
-tensor j. So a block id is a page in each tensor, of any group but of one at a time: a block has
-the same bytes whichever group holds it, and the groups share memory in any proportion. A model
-whose layers all cache alike is one group, with a tensor for each layer.
+Layers with equal `CacheSpec` are divided into KV groups of equal size, and layer j of every group
+uses tensor j. So a block id is a page in each tensor, used by one group at a time: a block has the
+same size whichever group holds it, and the groups share memory in any proportion. A model whose
+layers have one `CacheSpec` is one group, with a tensor for each layer.
 
                tensor 0   tensor 1   tensor 2
     group 0    layer 0    layer 1    layer 2      window
@@ -24,7 +24,7 @@ from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
 from octavo.runner.device import Device
 
-# A group may lack layers, whose pages are then unused: at most this share of those of its kind.
+# A group may have fewer layers, whose pages are unused: at most this fraction of its kind.
 _MOST_PADDING = 1 / 8
 
 Page = tuple[tuple[int, ...], torch.dtype]
@@ -32,7 +32,7 @@ Page = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where the KV of each layer lies.
+    """The group and the tensor of each layer's KV.
 
     groups: what the layers of each group cache. places: of each layer, its group and its
     tensor. pages: of each tensor, the shape and dtype of one block.
@@ -54,10 +54,10 @@ def kv_layout(
     block_size: int,
     kv_dtype: torch.dtype,
 ) -> KVLayout:
-    """Cut the layers of `specs` into groups.
+    """Divide the layers of `specs` into groups.
 
     Groups can only share tensors if all layers have pages of one shape; else every layer caches
-    all keys, and its window is a mask alone.
+    all keys, and its window is only a mask.
     """
     pages = [backend.kv_layout(spec, 1, block_size, kv_dtype) for spec in specs]
     kinds: dict[CacheSpec, list[int]] = {}
@@ -77,7 +77,7 @@ def kv_layout(
 
 
 def _group_size(counts: Sequence[int]) -> int:
-    """The most layers in a group, for `counts` layers of each kind, that pads no kind much."""
+    """The largest group size, for `counts` layers of each kind, with little padding."""
     for size in range(max(counts), 1, -1):
         if all(-count % size <= count * _MOST_PADDING for count in counts):
             return size
@@ -147,7 +147,7 @@ class KVCache:
 def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor in a file of `folder` that does not outlive the process, however it ends.
 
-    Its whole size is taken at once, so that the disk cannot run out while requests are on it.
+    Its whole size is allocated at once, so that the disk cannot run out while it is in use.
     Raises ConfigError when the folder cannot be written or the disk is too small.
     """
     size = torch.Size(shape).numel()
@@ -162,5 +162,5 @@ def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.T
     except OSError as error:
         raise ConfigError(
             f"swap_path {folder!r} cannot hold {size * dtype.itemsize} bytes of swapped KV for "
-            f"one tensor: {error.strerror}; give a writable folder with room for swap_space"
+            f"one tensor: {error.strerror}; give a writable folder with enough space for swap_space"
         ) from error

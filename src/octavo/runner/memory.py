@@ -1,8 +1,8 @@
-"""How much memory there is for the KV cache, and how that was computed.
+"""The memory budget of the KV cache, and how it was computed.
 
     budget = memory x share - already used - peak of one full step
 
-Where the figures come from is the device's business.
+The figures come from the device.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ GIB = 2**30
 
 
 class DeviceMemory(Protocol):
-    """A device's memory now, in bytes."""
+    """The current state of a device's memory, in bytes."""
 
     @property
     def total(self) -> int:
-        """What this process could have at most."""
+        """The most that this process may use."""
         ...
 
     @property
     def free(self) -> int:
-        """What nobody uses now."""
+        """Unused memory."""
         ...
 
     @property
     def used(self) -> int:
-        """What this process uses now."""
+        """Memory that this process uses."""
         ...
 
 

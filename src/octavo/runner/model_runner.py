@@ -35,7 +35,7 @@ from octavo.runner.steps import CapturedSteps, capture_steps
 
 logger = get_logger(__name__)
 
-# Logits are fp32: this bounds what is computed of them at once to 128 MiB.
+# Logits are fp32: this bounds the logits computed at once to 128 MiB.
 _LOGITS_AT_ONCE = 2**25
 _PROBE_TOKENS = 256
 
@@ -77,7 +77,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Copies first, then all rows at once through the model, then the draws."""
+        """Do the copies, run all rows through the model at once, then sample."""
         if plan.copies:
             self.cache.copy(plan.copies)
         if not plan.rows:
@@ -119,16 +119,15 @@ class ModelRunner:
 
     def _draw(self, hidden: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
         """hidden: [sampled tokens, hidden]. A result per sample spec, in the plan's order."""
-        piece = max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
-        groups = _specs_by_token(rows)
-        for begin in range(0, len(groups), piece):
-            part = groups[begin : begin + piece]
-            logits = self.model.logits(hidden[begin : begin + piece])
-            specs = [spec for group in part for spec in group]
-            if len(specs) == len(part):
+        count, groups = self._rows_of_logits, _specs_by_token(rows)
+        for begin in range(0, len(groups), count):
+            batch = groups[begin : begin + count]
+            logits = self.model.logits(hidden[begin : begin + count])
+            specs = [spec for group in batch for spec in group]
+            if len(specs) == len(batch):
                 yield from sample(self.device, logits, specs)
             else:  # the choices of one prompt draw from one row of logits
-                owners = [i for i, group in enumerate(part) for _ in group]
+                owners = [i for i, group in enumerate(batch) for _ in group]
                 yield from sample(self.device, logits, specs, owners)
 
     def _prompt_logprobs(
@@ -153,9 +152,9 @@ class ModelRunner:
         """Of `targets`, the tokens that follow the first ones of hidden [tokens, H]."""
         most = self._rows_of_logits
         for begin in range(0, len(targets), most):
-            some = targets[begin : begin + most]
-            logits = self.model.logits(hidden[begin : begin + len(some)])
-            yield from prompt_logprobs(self.device, logits, some, k)
+            batch = targets[begin : begin + most]
+            logits = self.model.logits(hidden[begin : begin + len(batch)])
+            yield from prompt_logprobs(self.device, logits, batch, k)
 
     @property
     def _rows_of_logits(self) -> int:
@@ -163,7 +162,7 @@ class ModelRunner:
         return max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
 
     def _kv_budget(self) -> tuple[int, dict[str, int]]:
-        """Bytes for KV blocks, and the terms of the sum."""
+        """Bytes for KV blocks, and the terms of the budget."""
         config = self.config
         if config.num_gpu_blocks_override is not None:
             return config.num_gpu_blocks_override * self._block_bytes, {}
@@ -174,7 +173,7 @@ class ModelRunner:
         swap = self._swap_space
         kv = found.budget
         if self.device.shares_host_memory and not config.swap_path:
-            # The swap pool takes from the same memory: a quarter of it at most.
+            # The swap pool uses the same memory: a quarter of it at most.
             swap = min(swap, max(0, kv // 4))
             kv -= swap
         logger.info("KV memory: %s; swap %.2f GiB", found.explain(), swap / GIB)
@@ -188,14 +187,14 @@ class ModelRunner:
         return int(self.config.swap_space * GIB)
 
     def _step_peak(self) -> int:
-        """Memory that one full step takes, measured on a part of it and scaled up.
+        """Memory that a full step needs, measured on a smaller step and scaled up.
 
         Activations grow with the tokens of a step, so a quarter of a second of work is enough
         to measure them; logits are bounded by `_LOGITS_AT_ONCE`. This is an ordinary step over
-        an artificial plan, so it also compiles and warms what the first request will need.
+        an artificial plan, so it also compiles and warms up what the first request needs.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
-        # Positions are prepared up to the window only (`models.loader`).
+        # Rotary tables only cover the window (`models.loader`).
         window = self.config.max_model_len or self.model.spec.max_position
         probe = min(_PROBE_TOKENS, tokens, window)
         blocks = -(-probe // size)
@@ -296,7 +295,7 @@ def _specs_by_token(rows: list[PlanRow]) -> list[tuple[SampleSpec, ...]]:
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
     tokens = [d.token_id for d in drawn]
-    # A draw that does not count may fail: it follows a draft that is not part of the answer.
+    # Draws after a rejected draft are not part of the answer, and may fail.
     error = next((d.error for d in drawn[: num_gained(row, tokens)] if d.error), None)
     if any(entry.logprobs[0] != entry.logprobs[0] for entry in prompt):
         error = NOT_NUMBERS

@@ -2,12 +2,12 @@
 
 The order of processors: allowed ids and bad words, logit bias, repetition penalty, frequency and
 presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
-Log-probabilities are those of the logits as they came, before all of that. How ties are broken
-and where random numbers come from is said in `kernels.sampling`; the device's kernels draw.
-Penalties, bias and masks are applied here, to copies of rows in host memory.
+Log-probabilities are those of the raw logits, before all of that. Tie-breaking and random numbers
+are specified in `kernels.sampling`; the device's kernels draw. Penalties, bias and masks are
+applied here, to copies of rows in host memory.
 
-A row whose logits hold a NaN or +inf, or where nothing is left to draw, gets an error and
-leaves the other rows as they are. A logit of -inf is a token that cannot be drawn.
+A row whose logits contain a NaN or +inf, or where no token is left to draw, gets an error; other
+rows are unaffected. A logit of -inf is a token that cannot be drawn.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ _Floats = NDArray[np.float32]
 _MASK_64 = 2**64 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-# Rows with penalties, bias or masks are copied this many at a time: 3 MB of a vocabulary of 49,152
-# stays in the processors' caches, and 64 such rows took 3 ms less than with one copy of all.
+# Rows with penalties, bias or masks are copied this many at a time: 3 MB at a vocabulary of 49,152
+# stay in the CPU caches, and 64 such rows took 3 ms less than with one copy of all.
 _GROUP = 16
 
 NOT_NUMBERS = "the model gave logits that are not numbers (NaN or infinity)"
@@ -63,7 +63,7 @@ def sample(
     if not specs:
         return []
     at = range(len(specs)) if rows is None else rows
-    table = _as_kernels_take(logits)
+    table = _for_kernels(logits)
     items = np.zeros(len(specs), ops.ITEM)
     if all(_is_argmax(spec) for spec in specs):
         items["row"] = at
@@ -71,7 +71,7 @@ def sample(
         return _sampled(items, {}, {})
     items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
     errors = _draw(kernels, table, specs, items)
-    return _sampled(items, errors, _asked_logprobs(kernels, table, specs, items))
+    return _sampled(items, errors, _requested_logprobs(kernels, table, specs, items))
 
 
 def prompt_logprobs(
@@ -79,11 +79,11 @@ def prompt_logprobs(
 ) -> tuple[TokenLogprobs, ...]:
     """The log-probability of `targets[t]` under row t of `logits` [T, V], and the k likeliest.
 
-    A row that holds NaN or +inf gives its target alone, with logprob NaN and rank 0.
+    A row with a NaN or +inf gives only its target, with logprob NaN and rank 0.
     """
     if not targets:
         return ()
-    table = _as_kernels_take(logits)
+    table = _for_kernels(logits)
     items = np.zeros(len(targets), ops.ITEM)
     items["row"] = range(len(targets))
     items["token"] = targets
@@ -91,7 +91,7 @@ def prompt_logprobs(
     return tuple(_token_logprobs(kernels, table, items))
 
 
-def _as_kernels_take(logits: torch.Tensor) -> torch.Tensor:
+def _for_kernels(logits: torch.Tensor) -> torch.Tensor:
     """float32 or bfloat16, contiguous."""
     table = logits.detach().contiguous()
     return table if table.dtype in (torch.float32, torch.bfloat16) else table.float()
@@ -128,7 +128,7 @@ def _draw(
     specs: Sequence[SampleSpec],
     items: ops.Items,
 ) -> dict[int, str]:
-    """Fill in tokens and status; {spec: error} of those that name unknown ids."""
+    """Fill in tokens and status; returns {spec: error} for specs with unknown ids."""
     adjusted = [i for i, spec in enumerate(specs) if _adjusts(spec)]
     if not adjusted:
         kernels.draw(table, items)
@@ -154,7 +154,7 @@ def _draw(
 
 
 def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
-    """One row as float32. From host memory on this thread alone: torch would wake others."""
+    """One row as float32. From host memory without torch, which would use more threads."""
     if table.device.type != "cpu":
         torch.from_numpy(into).copy_(table[row])
     elif table.dtype is torch.float32:
@@ -177,10 +177,10 @@ def _sampled(
     return found
 
 
-def _asked_logprobs(
+def _requested_logprobs(
     kernels: SamplingKernels, table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
 ) -> dict[int, TokenLogprobs]:
-    """{spec: log-probabilities} of those that ask for them and have a token."""
+    """{spec: log-probabilities} of those that request them and have a token."""
     asking = [
         i
         for i, (spec, token) in enumerate(zip(specs, items["token"].tolist(), strict=True))
@@ -219,7 +219,7 @@ def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
     """Apply everything up to the temperature to one row [V], in place; an error or None."""
     try:
         _process(row, spec)
-    except IndexError:  # admission refuses such ids; here they must not touch other rows
+    except IndexError:  # admission rejects such ids; here they must not affect other rows
         return _unknown_id(spec, row.size)
     return None
 
@@ -266,7 +266,7 @@ def _penalize_repetition(row: _Floats, spec: SampleSpec, penalty: float) -> None
     logits = row[seen].astype(np.float64)
     with np.errstate(over="ignore"):
         logits = np.where(logits > 0, logits / penalty, logits * penalty)
-    # An extreme penalty must not make +inf of a number; -inf is a token that cannot be drawn.
+    # An extreme penalty must not produce +inf; -inf is a token that cannot be drawn.
     row[seen] = np.clip(logits, -np.inf, _FLOAT32_MAX)
 
 
@@ -278,5 +278,5 @@ def _penalize_output(row: _Floats, output_ids: Sequence[int], params: SamplingPa
 
 
 def _index(ids: Collection[int]) -> NDArray[np.int64]:
-    """Token ids as an index array; several times faster than to index with a list."""
+    """Token ids as an index array; several times faster than indexing with a list."""
     return np.fromiter(ids, np.int64, len(ids))

@@ -1,8 +1,8 @@
-"""Captured steps: a model's layers captured by the device, for steps of few tokens.
+"""Graph capture: a model's layers captured by the device, for steps of few tokens.
 
-What changes from step to step lies in memory that captured runs read at fixed addresses: the
-embedded tokens, their positions and slots, and what the attention backend prepares. Nothing is
-trusted: a capture that does not give the bits of an ordinary step on another step is not used.
+Captured runs read what changes between steps from fixed addresses: the embedded tokens, their
+positions and slots, and what the attention backend prepares. A capture is verified before it is
+used: on a different step it must give the same bits as an ordinary step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ Metas = Sequence[AttentionMetadata]
 
 
 class StaticInputs:
-    """The inputs of captured runs, for up to as many tokens as `largest` has."""
+    """The inputs of captured runs, for at most as many tokens as `largest` has."""
 
     def __init__(self, model: Decoder, largest: StepInputs) -> None:
         self._embed = model.embed
@@ -36,7 +36,7 @@ class StaticInputs:
         self._loaded = len(self.hidden)
 
     def metas(self, inputs: StepInputs) -> list[AttentionMetadata]:
-        """The metadata of `inputs`, with positions and slots that are read from here."""
+        """The metadata of `inputs`, with positions and slots in the static memory."""
         count = len(inputs.token_ids)
         return [
             replace(meta, positions=static.positions[:count], slots=static.slots[:count])
@@ -44,7 +44,7 @@ class StaticInputs:
         ]
 
     def load(self, token_ids: torch.Tensor, metas: Metas) -> None:
-        """Fill in a step's. Tokens that it is padded with are written to the null block."""
+        """Copy in the inputs of a step. Padding tokens are written to the null block."""
         count = len(token_ids)
         self._embed(token_ids, out=self.hidden[:count])
         for static, meta in zip(self._metas, metas, strict=True):
@@ -86,15 +86,15 @@ def capture_steps(
 ) -> CapturedSteps | None:
     """Steps of up to `max_tokens` tokens, captured; None where the device or a layer cannot.
 
-    Writes to the blocks from 1 on, which must not be in use.
+    Overwrites the blocks from 1 on, which must be unused.
     """
     backend, sizes = model.backend, device.capture_sizes(max_tokens)
     if not (sizes and backend.capabilities.graph_safe and isinstance(backend, CaptureSafe)):
         return None
-    inputs = StaticInputs(model, builder.build(_made_up(sizes[-1], builder)))
+    inputs = StaticInputs(model, builder.build(_dummy_step(sizes[-1], builder)))
     runs: dict[int, CapturedRun] = {}
     for size in sizes:
-        step = builder.build(_made_up(size, builder))
+        step = builder.build(_dummy_step(size, builder))
         try:
             runs[size] = _capture(device, model, cache, inputs, step)
         except CaptureError as error:
@@ -142,19 +142,21 @@ def _prepare(
 def _replays(
     captured: CapturedSteps, model: Decoder, cache: KVCache, builder: BatchBuilder, size: int
 ) -> bool:
-    """Whether a replay gives the bits of an ordinary step of at most `size` tokens.
+    """Whether a replay gives the same bits as an ordinary step of at most `size` tokens.
 
-    Other tokens than captured, at other positions, so that whatever is not prepared shows. The
-    replay comes first: an ordinary step might prepare what it should have prepared itself.
+    The tokens and positions differ from the captured ones, so that stale inputs are detected. The
+    replay runs first: an ordinary step might prepare what the replay should prepare itself.
     """
     third = size // 3
-    step = builder.build(_made_up(max(1, third), builder, start=third, first_token=1))
+    step = builder.build(_dummy_step(max(1, third), builder, start=third, first_token=1))
     replayed = captured.forward(step.token_ids, step.metas).clone()
     metas = cache.per_layer(step.metas)
     return torch.equal(replayed, model.forward(step.token_ids, metas, cache.layers))
 
 
-def _made_up(tokens: int, builder: BatchBuilder, start: int = 0, first_token: int = 0) -> StepPlan:
+def _dummy_step(
+    tokens: int, builder: BatchBuilder, start: int = 0, first_token: int = 0
+) -> StepPlan:
     """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on.
 
     All KV groups have the same blocks, so that they fit in any pool: what a layer reads from
@@ -162,4 +164,4 @@ def _made_up(tokens: int, builder: BatchBuilder, start: int = 0, first_token: in
     """
     table = tuple(range(1, -(-(start + tokens) // builder.block_size) + 1))
     ids = tuple((first_token + i) % 7 for i in range(tokens))
-    return StepPlan(0, (PlanRow("made up", ids, start, (table,) * builder.num_groups, ()),))
+    return StepPlan(0, (PlanRow("dummy", ids, start, (table,) * builder.num_groups, ()),))
