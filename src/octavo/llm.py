@@ -41,8 +41,8 @@ class LLM:
     """A model, ready to generate.
 
     Keywords are the fields of `config.EngineConfig`, in vLLM's names; `scheduler` also takes a
-    policy object of `octavo.schedulers`. Inter-token latency matters less offline, so by default a step
-    is filled with waiting prompts: 7% more throughput than a server's `fifo`. Raises
+    policy object of `octavo.schedulers`. Inter-token latency matters less offline, so by default
+    a step is filled with waiting prompts: 7% more throughput than a server's `fifo`. Raises
     ConfigError for an unknown or invalid keyword, a missing or broken model, or too little memory.
 
     Threads may share an LLM: their requests run in the same steps. Processes may not: after a
