@@ -79,3 +79,15 @@ def test_a_path_prefix_of_a_proxy(make_server):
     server = make_server({"root_path": "/llm"})
     assert server.http.get("/v1/models").status_code == 200
     assert "/llm/openapi.json" in server.http.get("/docs").text
+
+
+def test_a_failure_outside_of_a_route_has_the_error_shape(server, monkeypatch):
+    def fail(value):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("octavo.server.sse.to_json", fail)
+    reply = server.post("/v1/completions", prompt=server.say("ABC"))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+    monkeypatch.undo()
+    server.assert_alive()
+    server.assert_idle()
