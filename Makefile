@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constra
 PULL := $(VENV)/bin/octavo pull smollm2
 SOURCES := src tests benchmarks scripts
 
-.PHONY: help demo serve test test-slow lint format docs bench serving clients startup report clean
+.PHONY: help demo serve test test-slow fuzz lint format docs bench serving clients startup report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: lint ## lint, types, and the fast tests
 test-slow: $(VENV)/.dev ## the slow tests
 	@$(PULL)
 	@$(PY) -m pytest -m slow
+
+fuzz: $(VENV)/.dev ## 10,000 malformed files of each kind; COUNT=... for another number
+	@PYTHONPATH=.:tests $(PY) -m tests.fuzz.run --count $(or $(COUNT),10000)
 
 lint: $(VENV)/.dev ## ruff (rules and format) and mypy (strict)
 	@$(PY) -m ruff check --quiet $(SOURCES)

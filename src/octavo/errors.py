@@ -17,6 +17,7 @@ field, the value it had, and what would be right. Asserts are kept for our own i
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 
 
@@ -83,6 +84,10 @@ class EngineDeadError(EngineError):
         self.reason = reason
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 120
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 16
+
 # Each type under the name that stands for it where an exception cannot travel.
 ERROR_KINDS: Mapping[str, type[OctavoError]] = {
     kind.__name__: kind
@@ -100,6 +105,18 @@ ERROR_KINDS: Mapping[str, type[OctavoError]] = {
         EngineDeadError,
     )
 }
+
+
+def shown(value: object, most: int = 160) -> str:
+    """`value` in a message: its repr, cut where a file or a caller made it long."""
+    short = _REPR.repr(value)
+    return short if len(short) <= most else f"{short[: most - 4]} ..."
+
+
+def brief(error: BaseException, most: int = 400) -> str:
+    """What another library says of a file, on one line and of a usual length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

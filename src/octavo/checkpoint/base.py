@@ -110,8 +110,14 @@ def file_size(path: Path, least: int) -> int:
     return size
 
 
+def one_line(name: str) -> str:
+    """A name from a file, which may be anything, on one line and of a usual length."""
+    plain = name if name.isprintable() else repr(name)
+    return plain if len(plain) <= 160 else f"{plain[:156]} ..."
+
+
 def name_list(names: Iterable[str], most: int = 8) -> str:
     """`names` in a message: the first few, and how many more there are."""
-    listed = list(names)
+    listed = list(map(one_line, names))
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

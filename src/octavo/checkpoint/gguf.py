@@ -18,8 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoint.base import Container, OpenedFile, StoredTensor, TensorFormat, file_size
-from octavo.errors import CheckpointError, ModelNotFoundError
+from octavo.checkpoint.base import (
+    Container,
+    OpenedFile,
+    StoredTensor,
+    TensorFormat,
+    file_size,
+    one_line,
+)
+from octavo.errors import CheckpointError, ModelNotFoundError, shown
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
@@ -98,13 +105,15 @@ def open_file(path: Path) -> OpenedFile:
     entries = reader.table(header.tensor_count)
     alignment = header.metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment < 2**32 or alignment % 8:
-        raise CheckpointError(f"{path} is damaged: general.alignment is {alignment!r}")
+        raise CheckpointError(f"{path} is damaged: general.alignment is {shown(alignment)}")
     start = -(-reader.at // alignment) * alignment
     tensors: dict[str, StoredTensor] = {}
     ends: list[tuple[int, int, str]] = []
     for entry in entries:
         if entry.name in tensors:
-            raise CheckpointError(f"{path} is damaged: it holds the tensor {entry.name!r} twice")
+            raise CheckpointError(
+                f"{path} is damaged: it holds the tensor {shown(entry.name)} twice"
+            )
         tensor = _tensor(path, entry, data, start + entry.offset)
         tensors[entry.name] = tensor
         ends.append((entry.offset, entry.offset + tensor.num_bytes, entry.name))
@@ -118,18 +127,18 @@ def _tensor(path: Path, entry: _Entry, data: mmap.mmap, offset: int) -> StoredTe
     if kind is None:
         known = ", ".join(f.name for f in FORMATS.values())
         raise CheckpointError(
-            f"{path}: {name!r} has the ggml type {entry.type_number}; known are {known}"
+            f"{path}: {shown(name)} has the ggml type {entry.type_number}; known are {known}"
         )
     if not dims or dims[0] % kind.block_values:
         raise CheckpointError(
-            f"{path} is damaged: {name!r} has rows of {dims[:1]} values, no multiple of "
+            f"{path} is damaged: {shown(name)} has rows of {dims[:1]} values, no multiple of "
             f"{kind.block_values} ({kind.name})"
         )
     shape = tuple(reversed(dims))
     size = kind.num_bytes(shape)
     if offset + size > len(data):
         raise CheckpointError(
-            f"{path} is cut off: {name!r} needs {size} bytes at byte {offset}, the file has "
+            f"{path} is cut off: {shown(name)} needs {size} bytes at byte {offset}, the file has "
             f"{len(data)}"
         )
     return StoredTensor(path, shape, kind, partial(_view, data, offset, offset + size))
@@ -144,7 +153,9 @@ def _check_apart(path: Path, places: list[tuple[int, int, str]]) -> None:
     end, last = 0, ""
     for begin, after, name in places:
         if begin < end:
-            raise CheckpointError(f"{path} is damaged: tensors {last!r} and {name!r} overlap")
+            raise CheckpointError(
+                f"{path} is damaged: tensors {shown(last)} and {shown(name)} overlap"
+            )
         end, last = after, name
 
 
@@ -184,7 +195,9 @@ class _Reader:
             name = self._string(what)
             num_dims = self._u32(what)
             if num_dims > _MAX_DIMS:
-                raise CheckpointError(f"{self.name} is damaged: {name!r} has {num_dims} dimensions")
+                raise CheckpointError(
+                    f"{self.name} is damaged: {shown(name)} has {num_dims} dimensions"
+                )
             dims = self._numbers("Q", num_dims, what)
             entries.append(_Entry(name, dims, self._u32(what), self._u64(what)))
         return entries
@@ -192,8 +205,8 @@ class _Reader:
     def _need(self, count: int, what: str) -> None:
         if count > self.size - self.at:
             raise CheckpointError(
-                f"{self.name} is cut off or damaged: {what} needs {count} bytes at byte {self.at}, "
-                f"the file has {self.size - self.at} more"
+                f"{self.name} is cut off or damaged: {one_line(what)} needs {count} bytes at byte "
+                f"{self.at}, the file has {self.size - self.at} more"
             )
 
     def _u32(self, what: str) -> int:
@@ -216,7 +229,9 @@ class _Reader:
             raise self._not_text(what) from error
 
     def _not_text(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.name} is damaged: {what} holds bytes that are not UTF-8")
+        return CheckpointError(
+            f"{self.name} is damaged: {one_line(what)} holds bytes that are not UTF-8"
+        )
 
     def _value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -224,7 +239,9 @@ class _Reader:
         if kind == _ARRAY and depth < _MAX_DEPTH:
             return self._array(key, depth)
         if kind not in _SCALARS:
-            raise CheckpointError(f"{self.name} is damaged: {key!r} has the unknown type {kind}")
+            raise CheckpointError(
+                f"{self.name} is damaged: {shown(key)} has the unknown type {kind}"
+            )
         return self._numbers(_SCALARS[kind], 1, key)[0]
 
     def _array(self, key: str, depth: int) -> list[Any]:
@@ -259,7 +276,7 @@ class _Reader:
             raise self._not_text(key) from error
         if at > size:
             raise CheckpointError(
-                f"{self.name} is cut off or damaged: item {len(texts)} of {key!r} "
+                f"{self.name} is cut off or damaged: item {len(texts)} of {shown(key)} "
                 "goes past the end of the file"
             )
         self.at = at

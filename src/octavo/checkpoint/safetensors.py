@@ -19,7 +19,7 @@ from octavo.checkpoint.base import (
     file_size,
     name_list,
 )
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, brief, shown
 
 # The limit of the library itself.
 _MAX_HEADER = 100_000_000
@@ -64,7 +64,7 @@ def open_file(path: Path) -> OpenedFile:
             tensors[name] = StoredTensor(path, shape, _format(path, name, kind), load)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is cut off or damaged ({size} bytes in all): {error}"
+            f"{path} is cut off or damaged ({size} bytes in all): {brief(error)}"
             f"{_explanation(header, start, size)}"
         ) from error
     return OpenedFile(tensors, {})
@@ -92,8 +92,8 @@ def _read_header(path: Path, size: int) -> tuple[Any, int]:
 
     try:
         return json.loads(text, object_pairs_hook=unique), 8 + length
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its header is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its header is not JSON: {brief(error)}") from error
 
 
 def _explanation(header: Any, start: int, size: int) -> str:
@@ -109,10 +109,10 @@ def _explanation(header: Any, start: int, size: int) -> str:
             begin, end = entry["data_offsets"]
             taken, described = end - begin, max(described, start + end)
         except (LookupError, TypeError, ValueError):
-            return f"; tensor {name!r} is described as {entry!r}"
+            return f"; tensor {name!r} is described as {shown(entry)}"
         if taken != needed:
             return (
-                f"; tensor {name!r} takes {taken} bytes, but its shape {entry['shape']} in "
+                f"; tensor {name!r} takes {taken} bytes, but its shape {shown(entry['shape'])} in "
                 f"{entry['dtype']} needs {needed}"
             )
     return f"; its header describes {described} bytes" if described != size else ""
@@ -120,7 +120,7 @@ def _explanation(header: Any, start: int, size: int) -> str:
 
 def _format(path: Path, name: str, kind: str) -> TensorFormat:
     if kind not in FORMATS:
-        raise CheckpointError(f"{path}: tensor {name!r} has the unknown type {kind!r}")
+        raise CheckpointError(f"{path}: tensor {name!r} has the unknown type {shown(kind)}")
     return FORMATS[kind]
 
 

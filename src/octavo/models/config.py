@@ -4,18 +4,19 @@ Defaults and precedence follow transformers, whose configs leave out what equals
 the family's class. A value that is not understood is an error: it never falls back silently.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from octavo.attention.base import AttentionSpec
 from octavo.checkpoint.base import Checkpoint, Naming
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 from octavo.layers.mlp import Activation
 from octavo.layers.norm import NormSpec
-from octavo.layers.rope import ROPE_KINDS, QueryTemperature, RopeKind, RopeSpec
+from octavo.layers.rope import ROPE_KINDS, QueryTemperature, RopeKind, RopeSpec, cos_sin_table
 from octavo.models import gguf_config
-from octavo.models.fields import Fields
+from octavo.models.fields import MOST_LAYERS, Fields, is_number
 from octavo.models.files import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
 from octavo.models.spec import LayerSpec, ModelSpec
@@ -51,7 +52,26 @@ def load_spec(checkpoint: Checkpoint) -> ModelSpec:
 
     In a GGUF a tensor's presence says whether embeddings are tied and biases exist.
     """
-    return _READERS[checkpoint.container.naming](checkpoint)
+    spec = _READERS[checkpoint.container.naming](checkpoint)
+    _check_ropes(checkpoint.root, spec)
+    return spec
+
+
+def _check_ropes(root: Path, spec: ModelSpec) -> None:
+    """Raise CheckpointError for rotary embeddings whose fields, each right by itself, give none."""
+    for rope, head_dim in {(layer.rope, layer.attention.head_dim) for layer in spec.layers}:
+        if rope is None:
+            continue
+        try:
+            table = cos_sin_table(rope, head_dim, 2)
+            fine = bool(table.isfinite().all())
+        except (ArithmeticError, ValueError, RuntimeError):
+            fine = False
+        if not fine:
+            raise CheckpointError(
+                f"{root}: the rotary embedding's fields give no finite frequencies: "
+                f"{shown(rope, 400)}"
+            )
 
 
 def _from_folder(checkpoint: Checkpoint) -> ModelSpec:
@@ -88,7 +108,10 @@ def from_config(
     wrapper = wrapper_of(_architecture(config, source))
     if wrapper is not None:
         config = _text_part(config, wrapper, source)
-    family = by_architecture(_architecture(config, source))
+    try:
+        family = by_architecture(_architecture(config, source))
+    except CheckpointError as error:
+        raise error if source in str(error) else CheckpointError(f"{source}: {error}") from error
     fields = Fields(source, config, {**_DEFAULTS, **family.defaults})
     if fields.get("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", True, "false: attention is causal")
@@ -101,7 +124,7 @@ def from_config(
         family.norm_cast_first,
     )
     hidden = fields.integer("hidden_size")
-    extra = Fields(GENERATION, generation or {})
+    extra = Fields(str(Path(source).with_name(GENERATION)), generation or {})
     quantized = declared(source, fields.get("quantization_config"), quantization_files)
     granite = family.multipliers
     return ModelSpec(
@@ -129,7 +152,8 @@ def from_config(
         logit_soft_cap=_soft_cap(family, fields, "final_logit_softcapping"),
         eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id") + extra.ids("eos_token_id"))),
         bos_token_id=fields.optional("bos_token_id", 0),
-        checkpoint_dtype=one_of(fields, "dtype", "torch_dtype"),
+        checkpoint_dtype=fields.text("dtype") and one_of(fields, "dtype", "torch_dtype")
+        or fields.text("torch_dtype"),
         generation_defaults=_generation_defaults(extra),
         extra={name: fields.get(name) for name in family.extra_fields},
         quantization=None if quantized is None else quantizations.describe(quantized, source),
@@ -138,8 +162,8 @@ def from_config(
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
     named = config.get("architectures")
-    if isinstance(named, list) and named:
-        return str(named[0])
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
     if isinstance(config.get("model_type"), str):
         return str(config["model_type"])
     raise CheckpointError(f"{source} names no 'architectures' and no 'model_type'")
@@ -149,7 +173,8 @@ def _text_part(config: Mapping[str, Any], wrapper: Wrapper, source: str) -> Mapp
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         raise CheckpointError(
-            f"{source}: text_config is {text!r}; a {wrapper.architecture} needs an object there"
+            f"{source}: text_config is {shown(text)}; a {wrapper.architecture} needs an object "
+            "there"
         )
     outer = {name: config[name] for name in _OF_WRAPPER if name in config}
     return {**outer, **text}
@@ -171,15 +196,15 @@ def _layers(
     head_dim = fields.optional("head_dim") or hidden // heads
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
-    if head_dim % 2:
-        raise fields.wrong("head_dim", head_dim, "even")
+    if head_dim % 2 or not head_dim:
+        raise fields.wrong("head_dim", head_dim, "even and above 0")
     scale = head_dim**-0.5
     if family.scale == "query_pre_attn_scalar":
         scale = fields.number("query_pre_attn_scalar") ** -0.5
     elif family.scale == "attention_multiplier":
         scale = fields.number("attention_multiplier")
     soft_cap = _soft_cap(family, fields, "attn_logit_softcapping")
-    count = fields.integer("num_hidden_layers")
+    count = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     rotated = _rotated(family, fields, count)
     windows = _windows(family, fields, rotated)
     rope = _Ropes(family, fields, max_position, head_dim)
@@ -208,9 +233,14 @@ def _rotated(family: Family, fields: Fields, count: int) -> list[bool]:
         interval = fields.integer("no_rope_layer_interval")
         return [(layer + 1) % interval != 0 for layer in range(count)]
     # transformers accepts a longer list.
-    if not isinstance(given, list) or len(given) < count or not set(given) <= {0, 1}:
+    if not isinstance(given, list) or len(given) < count or not _all_in(given, (0, 1)):
         raise fields.wrong("no_rope_layers", given, f"at least {count} of 0 (no rotary) and 1")
     return [bool(value) for value in given[:count]]
+
+
+def _all_in(items: list[Any], known: Collection[Any]) -> bool:
+    """Whether each of `items`, which may be anything, is one of `known`."""
+    return all(any(item == one for one in known) for item in items)
 
 
 def _windows(family: Family, fields: Fields, rotated: list[bool]) -> list[int | None]:
@@ -228,7 +258,7 @@ def _windows(family: Family, fields: Fields, rotated: list[bool]) -> list[int | 
         has_window = _window_rule(family, fields, rotated)
         return [window if has_window(layer) else None for layer in range(count)]
     known = {_FULL: None, _SLIDING: window}
-    if not isinstance(types, list) or len(types) != count or not set(types) <= set(known):
+    if not isinstance(types, list) or len(types) != count or not _all_in(types, known):
         raise fields.wrong("layer_types", types, f"{count} of {sorted(known)}")
     return [known[kind] for kind in types]
 
@@ -283,8 +313,9 @@ class _Ropes:
         kinds = {kind: kind for kind in ROPE_KINDS}
         if self._family.longrope:
             kinds |= {"su": "longrope", "yarn": "longrope"}
-        named = values.get("rope_type") or "default"
-        if named not in kinds:
+        named = values.get("rope_type")
+        named = "default" if named is None else named
+        if not isinstance(named, str) or named not in kinds:
             raise rope.wrong("rope_type", named, f"one of {', '.join(kinds)}")
         kind = cast(RopeKind, kinds[named])
         theta = rope.number("rope_theta", 10000.0)
@@ -347,7 +378,7 @@ def _generation_defaults(fields: Fields) -> dict[str, float]:
         value = fields.get(name)
         if value is None:
             continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not is_number(value):
             raise fields.wrong(name, value, "a number")
         found[name] = value
     return found

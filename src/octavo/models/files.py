@@ -15,7 +15,7 @@ from typing import Any
 from octavo import log
 from octavo.checkpoint.base import Checkpoint, Container, name_list
 from octavo.checkpoint.registry import container_of, containers, open_checkpoint
-from octavo.errors import CheckpointError, ModelNotFoundError, nearest
+from octavo.errors import CheckpointError, ModelNotFoundError, brief, nearest, shown
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -286,8 +286,10 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no 'weight_map' of tensor names to file names")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or not file:
-            raise CheckpointError(f"{path}: {name!r} lies in {file!r}, which is no file name")
+        if not isinstance(file, str) or Path(file).name != file or not 0 < len(file) < 256:
+            raise CheckpointError(
+                f"{path}: {shown(name)} lies in {shown(file)}, which is no file name"
+            )
     return weight_map
 
 
@@ -295,8 +297,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError, naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {brief(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
     return value

@@ -12,11 +12,11 @@ import torch
 
 from octavo.attention.base import AttentionSpec
 from octavo.checkpoint.base import StoredTensor
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 from octavo.layers.norm import NormSpec
 from octavo.layers.rope import QueryTemperature, RopeKind, RopeSpec, attention_scale
 from octavo.models import gguf_keys
-from octavo.models.fields import Fields
+from octavo.models.fields import MOST_LAYERS, Fields
 from octavo.models.registry import Family, by_gguf_name
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.quant.tensors import read_into
@@ -31,12 +31,15 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
     """The spec in a GGUF file's metadata; its keys begin with the architecture's name."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise CheckpointError(f"{path} names no general.architecture")
-    family = by_gguf_name(name, f"{name}.attention.sliding_window" in metadata)
+        raise CheckpointError(f"{path} names no general.architecture (it is {shown(name)})")
+    try:
+        family = by_gguf_name(name, f"{name}.attention.sliding_window" in metadata)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     own = {k.removeprefix(f"{name}."): v for k, v in metadata.items() if k.startswith(f"{name}.")}
     gguf_keys.check(path, family, own)
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    fields = Fields(path, own, {"vocab_size": len(tokens)})
+    general = Fields(path, metadata)
+    fields = Fields(path, own, {"vocab_size": len(general.items("tokenizer.ggml.tokens", str))})
     hidden, max_position = fields.integer("embedding_length"), fields.integer("context_length")
     eps = "rms_epsilon" if family.norm == "rms" else "epsilon"
     norm = NormSpec(
@@ -46,7 +49,6 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
         family.norm_bias,
         family.norm_cast_first,
     )
-    general = Fields(path, metadata)
     granite = family.multipliers
     qkv = "attn_qkv" if family.fused else "attn_q"
     return ModelSpec(
@@ -89,12 +91,15 @@ def _layers(
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     kv_heads = fields.optional("attention.head_count_kv") or heads
     head_dim = fields.optional("attention.key_length") or hidden // heads
+    if not head_dim:
+        raise fields.wrong("attention.head_count", heads, f"at most embedding_length, {hidden}")
     if heads % kv_heads:
         raise fields.wrong("attention.head_count_kv", kv_heads, f"a divisor of {heads} heads")
     if fields.get("attention.value_length") not in (None, head_dim):
         value = fields.get("attention.value_length")
         raise fields.wrong("attention.value_length", value, f"the head size, {head_dim}")
-    count = fields.integer("block_count")
+    # A layer has tensors, so that their number bounds what is made here.
+    count = fields.integer("block_count", most=min(MOST_LAYERS, max(len(tensors), 1)))
     rope = _rope(family, fields, tensors, head_dim)
     temperature = _temperature(fields, rope) if family.temperature else None
     soft_cap = fields.maybe_number("attn_logit_softcapping") if family.soft_caps else None

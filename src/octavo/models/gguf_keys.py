@@ -10,7 +10,7 @@ there, and a key that is passed over gives wrong answers without a word. Keys of
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.errors import CheckpointError, nearest
+from octavo.errors import CheckpointError, nearest, shown
 from octavo.models.registry import Family
 
 _READ = frozenset({
@@ -87,19 +87,20 @@ def check(source: str, family: Family, own: Mapping[str, Any]) -> None:
             if value not in _NEUTRAL[key]:
                 right = " or ".join(str(item) for item in _NEUTRAL[key] if item is not None)
                 raise CheckpointError(
-                    f"{source}: {key} is {value!r}, which is not supported for {family.name!r}; "
-                    f"only {right} is"
+                    f"{source}: {key} is {shown(value)}, which is not supported for "
+                    f"{family.name!r}; only {right} is"
                 )
         elif key in _REPEATED:
             if value != own.get(_REPEATED[key]):
                 raise CheckpointError(
-                    f"{source}: {key} is {value!r}, which is not supported for {family.name!r} "
-                    f"unless {_REPEATED[key]} is the same ({own.get(_REPEATED[key])!r})"
+                    f"{source}: {key} is {shown(value)}, which is not supported for "
+                    f"{family.name!r} unless {_REPEATED[key]} is the same "
+                    f"({shown(own.get(_REPEATED[key]))})"
                 )
         elif key not in _DECLARED:  # epsilon of the other kind of norm is never used
             known = [*_READ, *_NEUTRAL, *_DECLARED]
             raise CheckpointError(
-                f"{source}: the key {key!r} of {family.gguf or family.name!r} is not known"
+                f"{source}: the key {shown(key)} of {family.gguf or family.name!r} is not known"
                 f"{nearest(key, known)}; it may change what the model computes, so the file is "
                 "refused"
             )

@@ -13,7 +13,7 @@ import torch
 from octavo.attention import registry as attention_registry
 from octavo.checkpoint.base import Checkpoint
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Products
 from octavo.log import get_logger
@@ -28,6 +28,9 @@ from octavo.quant.registry import check_agrees
 from octavo.text.loading import num_ids
 
 logger = get_logger(__name__)
+
+# Tables of positions that any model may have, however small its weights are.
+_TABLE_BYTES = 2**30
 
 
 class LoadingDevice(Protocol):
@@ -77,7 +80,7 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     spec = _with_ids(config, checkpoint, load_spec(checkpoint))
     architecture = registry.decoder_class(spec.family)
     quantization = _quantization(config, spec, architecture.components(spec), device)
-    window = _window(config, spec)
+    window_length = window(config, spec, checkpoint)
     backend = attention_registry.create(
         config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
         config.block_size, kv_dtype(config, dtype), device.attention_order,
@@ -100,7 +103,7 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
             ops=device.ops(dtype),
             products=products,
             backend=backend,
-            window=window,
+            window=window_length,
             head_rows=config.max_num_seqs,
             quantization=quantization,
         )
@@ -164,10 +167,29 @@ def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return dtype if name == "auto" else attention_registry.KV_DTYPES[name]
 
 
-def _window(config: EngineConfig, spec: ModelSpec) -> int:
-    """The longest sequence that positions are prepared for."""
+def window(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """The longest sequence that positions are prepared for.
+
+    Raises ConfigError where it is longer than the model's, NotEnoughMemoryError where its tables
+    would be out of all proportion to the weights: then the file's own window is not to be believed.
+    """
+    longest = spec.max_position if config.max_model_len is None else config.max_model_len
+    tables = {
+        (layer.rope, temperature, layer.attention.head_dim)
+        for layer in spec.layers
+        for temperature in {None, layer.query_temperature}
+        if layer.rope is not None or temperature is not None
+    }
+    position_bytes = sum(head_dim * 4 for *_, head_dim in tables)
+    most = max(_TABLE_BYTES, sum(tensor.num_bytes for tensor in checkpoint.tensors.values()))
+    if longest * position_bytes > most:
+        raise NotEnoughMemoryError(
+            f"{checkpoint.root}: tables of {longest} positions take "
+            f"{longest * position_bytes / 2**30:.1f} GiB, more than the weights; set max_model_len "
+            f"to at most {most // position_bytes}"
+        )
     if config.max_model_len is None:
-        return spec.max_position
+        return longest
     if config.max_model_len > spec.longest:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}; the model was made for at most "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from octavo.errors import CheckpointError, nearest
+from octavo.errors import CheckpointError, nearest, shown
 from octavo.layers.norm import NormKind
 
 # Whether a bias exists: always, never, or as the config's field says (`attention_bias`).
@@ -336,7 +336,8 @@ def by_architecture(name: str) -> Family:
             return family
     known = [f.architecture for f in FAMILIES] + [w.architecture for w in WRAPPERS]
     raise CheckpointError(
-        f"architecture {name!r} is not supported{nearest(name, known)}; known: {', '.join(known)}"
+        f"architecture {shown(name)} is not supported{nearest(name, known)}; "
+        f"known: {', '.join(known)}"
     )
 
 
@@ -353,7 +354,7 @@ def by_gguf_name(name: str, has_window: bool = False) -> Family:
         return found[0]
     known = list(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
     raise CheckpointError(
-        f"GGUF architecture {name!r} is not supported{nearest(name, known)}; "
+        f"GGUF architecture {shown(name)} is not supported{nearest(name, known)}; "
         f"known: {', '.join(known)}"
     )
 

@@ -82,7 +82,7 @@ class ModelSpec:
     def longest(self) -> int:
         """The most tokens that `max_model_len` may ask for: scaling reaches past the window."""
         scaled = [
-            int(layer.rope.original_max_position * layer.rope.factor)
+            int(min(layer.rope.original_max_position * layer.rope.factor, 2**53))
             for layer in self.layers
             if layer.rope is not None and layer.rope.kind in ("dynamic", "yarn", "linear")
         ]

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from octavo.checkpoint.base import Checkpoint, Naming, StoredTensor, name_list
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 from octavo.log import get_logger
 from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
@@ -66,6 +66,7 @@ class Weights:
         stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
         sources = _SOURCES[checkpoint.container.naming](spec, architecture, stored)
         self._sources = _settle_head(spec, architecture, sources)
+        self._root = checkpoint.root
         self._shapes = architecture.parameter_shapes(spec)
         self._quantization = spec.quantization
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
@@ -137,7 +138,7 @@ class Weights:
                 ]
             )
         except CheckpointError as error:
-            raise CheckpointError(f"{stem}: {error}") from error
+            raise CheckpointError(f"{self._root}: {stem}: {error}") from error
 
     def _stacked(self, parts: list[torch.Tensor | Codes]) -> torch.Tensor | Codes:
         codes = [part for part in parts if isinstance(part, Codes)]
@@ -221,7 +222,7 @@ class Weights:
             )
         for name in sorted(stored.keys() & wanted.keys()):
             if not _can_hold(dtype_of(stored[name].tensor.format), wanted[name].dtype):
-                problems.append(f"{name!r} has the type {stored[name].tensor.format.name}")
+                problems.append(f"{shown(name)} has the type {stored[name].tensor.format.name}")
         if problems:
             file = next((s.tensor.file for s in stored.values()), "no tensors at all")
             raise CheckpointError(
@@ -279,7 +280,8 @@ def _shape_problems(
 ) -> Iterator[str]:
     for name in sorted(wanted.keys() & stored.keys()):
         if stored[name].tensor.shape != wanted[name].shape:
-            yield f"{name!r} has the shape {stored[name].tensor.shape}, not {wanted[name].shape}"
+            found = stored[name].tensor.shape
+            yield f"{shown(name)} has the shape {found}, not {wanted[name].shape}"
 
 
 def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sources) -> Sources:
@@ -291,9 +293,11 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
     if not spec.tie_embeddings:
         # The head may be stored in parts; whether they are all there is checked with the others.
         if not any(stored.startswith(_stem(name)) for stored in sources):
+            file = next((f" ({s.tensor.file})" for s in sources.values()), "")
             raise CheckpointError(
-                f"the checkpoint holds no {name!r} and its config says tie_word_embeddings=false; "
-                "add the tensor, or set tie_word_embeddings to true if the embedding is the head"
+                f"the checkpoint{file} holds no {name!r} and its config says "
+                "tie_word_embeddings=false; add the tensor, or "
+                " set tie_word_embeddings to true if the embedding is the head"
             )
         return sources
     head, embed = sources.pop(name, None), sources.get(architecture.EMBEDDING)

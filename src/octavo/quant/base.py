@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from octavo.errors import CheckpointError, ConfigError, nearest
+from octavo.errors import CheckpointError, ConfigError, nearest, shown
 from octavo.kernels.codes import Codes as Codes
 
 NONE, INT8, INT4 = "none", "int8", "int4"
@@ -64,7 +64,8 @@ class QuantizationFields:
 
     def wrong(self, name: str, right: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.source}: quantization_config.{name} is {self.get(name)!r}; it must be {right}"
+            f"{self.source}: quantization_config.{name} is {shown(self.get(name))}; "
+            f"it must be {right}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, shown
 from octavo.quant import gguf
 from octavo.quant.awq import Awq
 from octavo.quant.base import BlockCodec, CheckpointQuantization, QuantizationFields
@@ -50,12 +50,12 @@ def methods() -> list[str]:
 def describe(config: Any, source: str) -> CheckpointQuantization:
     """What `quantization_config` of `source` says. Raises CheckpointError for what is unknown."""
     if not isinstance(config, dict):
-        raise CheckpointError(f"{source}: quantization_config is {config!r}, not an object")
+        raise CheckpointError(f"{source}: quantization_config is {shown(config)}, not an object")
     method = config.get("quant_method")
     known = {**_BUILT_IN, **_registered}
     if not isinstance(method, str) or method not in known:
         raise CheckpointError(
-            f"{source}: weights quantized with {method!r} are not supported (known: "
+            f"{source}: weights quantized with {shown(method)} are not supported (known: "
             f"{', '.join(known)}); use the model's bf16 safetensors or a GGUF"
         )
     return known[method].from_config(QuantizationFields(source, config))

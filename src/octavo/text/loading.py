@@ -17,10 +17,11 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.checkpoint.gguf import read_gguf_header
-from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
+from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, brief, shown
 from octavo.text import added_tokens, vocab_files
 from octavo.text.added_tokens import NAMED_TOKENS as NAMED_TOKENS
 from octavo.text.added_tokens import text_of
+from octavo.text.charsmap import check_tokenizer_json
 from octavo.text.spm_model import piece_texts, read_spm_model
 from octavo.text.vocab import (
     CONTROL,
@@ -71,10 +72,12 @@ def read_parts(path: str | Path, metadata: Mapping[str, Any] | None = None) -> P
     path = Path(os.path.expanduser(path))  # which, unlike Path.expanduser, needs no home
     try:
         return _read(path, metadata)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # whatever a file that lies brings about, in the library or here
-        raise CheckpointError(f"{path}: the tokenizer cannot be built: {error}") from error
+        raise CheckpointError(f"{path}: the tokenizer cannot be built: {brief(error)}") from error
 
 
 def _read(path: Path, metadata: Mapping[str, Any] | None) -> Parts:
@@ -104,7 +107,7 @@ def num_ids(path: str | Path, metadata: Mapping[str, Any] | None = None) -> int 
     except ConfigError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{path}: the tokenizer cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: the tokenizer cannot be read: {brief(error)}") from error
     return end + sum(text not in known for text in described.special)
 
 
@@ -191,10 +194,11 @@ def _from_folder(folder: Path, file: Path) -> Parts:
         backend, implied = vocab_files.read(file, merges, _json(file), config)
     else:
         implied = {}
+        check_tokenizer_json(file)
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for any fault of the file
-            raise CheckpointError(f"{file} is not a valid tokenizer.json: {error}") from error
+            raise CheckpointError(f"{file} is not a valid tokenizer.json: {brief(error)}") from error
     added_tokens.add(file, backend, described.added, described.special)
     return _finish(file, backend, {**implied, **config}, described.templates)
 
@@ -218,7 +222,9 @@ def _finish(
     named = {name: text for name in NAMED_TOKENS if (text := text_of(config.get(name)))}
     for name in ("bos_token", "eos_token"):
         if name in named and backend.token_to_id(named[name]) is None:
-            raise CheckpointError(f"{file}: the {name} {named[name]!r} is not in the vocabulary")
+            raise CheckpointError(
+                f"{file}: the {name} {shown(named[name])} is not in the vocabulary"
+            )
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
         [
@@ -241,7 +247,7 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
     tokens = _listed(path, metadata, "tokens", str)
     if kind not in ("gpt2", "llama") or not tokens:
         raise CheckpointError(
-            f"{path}: tokenizer.ggml.model is {kind!r} with {len(tokens)} tokens; "
+            f"{path}: tokenizer.ggml.model is {shown(kind)} with {len(tokens)} tokens; "
             "'gpt2' (BPE) and 'llama' (SentencePiece) are supported"
         )
     ids = {name: _gguf_id(path, metadata, name, len(tokens)) for name in _GGUF_IDS}
@@ -258,24 +264,25 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
         if (index := ids[name]) is not None:
             kinds[index] = CONTROL
     if kind == "gpt2":
-        rule = splitter(metadata.get("tokenizer.ggml.pre", "default"))
+        rule = splitter(_text(path, metadata, "tokenizer.ggml.pre", "default"))
         merges = _listed(path, metadata, "merges", str)
         backend, add_bos = byte_level_bpe(tokens, merges, kinds, rule), rule.add_bos
     else:
-        backend, add_bos = sentencepiece(_gguf_pieces(metadata, tokens, kinds, scores, ids)), True
+        backend, add_bos = sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, scores, ids)), True
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
              "padding": "pad_token"}  # fmt: skip
     return Parts(
         backend,
         named={n: tokens[i] for key, n in names.items() if (i := ids[key]) is not None},
-        chat_templates=_gguf_templates(metadata),
+        chat_templates=_gguf_templates(path, metadata),
         eos_ids=tuple(i for name in ("eot", "eom") if (i := ids[name]) is not None),
-        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
-        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        add_bos=_flag(path, metadata, "tokenizer.ggml.add_bos_token", add_bos),
+        add_eos=_flag(path, metadata, "tokenizer.ggml.add_eos_token", False),
     )
 
 
 def _gguf_pieces(
+    path: Path,
     metadata: Mapping[str, Any],
     tokens: list[str],
     kinds: list[int],
@@ -292,7 +299,7 @@ def _gguf_pieces(
         scores,
         kinds,
         unk_id=ids["unknown"] or 0,
-        dummy_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        dummy_prefix=_flag(path, metadata, "tokenizer.ggml.add_space_prefix", True),
     )
 
 
@@ -308,9 +315,9 @@ def _gguf_id(path: Path, metadata: Mapping[str, Any], name: str, size: int) -> i
     value = metadata.get(f"tokenizer.ggml.{name}_token_id", defaults.get(name))
     if value is None or value == 2**32 - 1:
         return None
-    if not isinstance(value, int) or not 0 <= value < size:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
         raise CheckpointError(
-            f"{path}: tokenizer.ggml.{name}_token_id is {value!r}, outside the {size} tokens"
+            f"{path}: tokenizer.ggml.{name}_token_id is {shown(value)}, outside the {size} tokens"
         )
     return value
 
@@ -319,20 +326,38 @@ def _is_spm(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("tokenizer.ggml.model") == "llama"
 
 
-def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _gguf_templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
-    templates = {"default": metadata[key]} if key in metadata else {}
-    for name in metadata.get("tokenizer.chat_templates", []):
-        if f"{key}.{name}" in metadata:
-            templates[name] = metadata[f"{key}.{name}"]
-    return templates
+    names = metadata.get("tokenizer.chat_templates", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _wrong(path, "tokenizer.chat_templates", names, "a list of names")
+    keys = {"default": key, **{name: f"{key}.{name}" for name in names}}
+    return {name: _text(path, metadata, at) for name, at in keys.items() if at in metadata}
+
+
+def _text(path: Path, values: Mapping[str, Any], key: str, default: str = "") -> str:
+    value = values.get(key, default)
+    if not isinstance(value, str):
+        raise _wrong(path, key, value, "a text")
+    return value
+
+
+def _flag(path: Path, values: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = values.get(key, default)
+    if not isinstance(value, bool):
+        raise _wrong(path, key, value, "true or false")
+    return value
+
+
+def _wrong(path: Path, key: str, value: object, right: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {key} is {shown(value)}; it must be {right}")
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {brief(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} must hold a JSON object, not {type(value).__name__}")
     return value
@@ -341,13 +366,18 @@ def _json(file: Path) -> dict[str, Any]:
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; a `.jinja` file goes before the config's field."""
     templates: dict[str, str] = {}
-    field = config.get("chat_template")
+    field, file = config.get("chat_template"), folder / "tokenizer_config.json"
     if isinstance(field, str):
         templates["default"] = field
     elif isinstance(field, list):
-        templates.update({entry["name"]: entry["template"] for entry in field})
+        for entry in field:
+            if not isinstance(entry, Mapping) or not {"name", "template"} <= entry.keys():
+                raise _wrong(file, "chat_template", entry, "an object with a name and a template")
+            templates[_text(file, entry, "name")] = _text(file, entry, "template")
+    elif field is not None:
+        raise _wrong(file, "chat_template", field, "a text, or a list of named ones")
     if (file := folder / "chat_template.json").is_file():
-        templates["default"] = str(_json(file).get("chat_template", ""))
+        templates["default"] = _text(file, _json(file), "chat_template")
     if (file := folder / "chat_template.jinja").is_file():
         templates["default"] = file.read_text(encoding="utf-8")
     for file in sorted(folder.glob("additional_chat_templates/*.jinja")):

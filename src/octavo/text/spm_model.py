@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import CheckpointError
+from octavo.text.charsmap import check_charsmap
 from octavo.text.vocab import NORMAL, Pieces
 
 _UNIGRAM, _BPE = 1, 2
@@ -65,6 +66,8 @@ def _model(path: Path, data: bytes, always_prefix: bool) -> SpmModel:
             f"{path} is not a SentencePiece model of type BPE or Unigram "
             f"(type {kind}, {len(entries)} pieces)"
         )
+    if charsmap := normalizer.get(2, b""):
+        check_charsmap(charsmap, str(path))
     pieces = Pieces(
         texts=[entry[1].decode() for entry in entries],
         scores=[struct.unpack("<f", entry.get(2, b"\0\0\0\0"))[0] for entry in entries],
@@ -75,7 +78,7 @@ def _model(path: Path, data: bytes, always_prefix: bool) -> SpmModel:
         dummy_prefix=bool(normalizer.get(3, 1)),
         always=always_prefix,
         collapse_spaces=bool(normalizer.get(4, 1)),
-        charsmap=normalizer.get(2, b""),
+        charsmap=charsmap,
     )
     return SpmModel(pieces, _id(trainer, 41, 1), _id(trainer, 42, 2), _id(trainer, 43, -1))
 
