@@ -83,7 +83,8 @@ def edit_json(value: Any, edits: Sequence[Edit]) -> Any:
                 parent["$pairs"] = [list(pair) for pair in pairs]
             elif name == "swap":
                 other = _at(value, rest[0][:-1])
-                mine, theirs = parent[path[-1]], other[rest[0][-1]]
+                # Copies: one may hold the other.
+                mine, theirs = copy.deepcopy((parent[path[-1]], other[rest[0][-1]]))
                 parent[path[-1]], other[rest[0][-1]] = theirs, mine
         except (LookupError, TypeError, AttributeError):
             continue

@@ -19,10 +19,9 @@ from octavo.config import EngineConfig
 from octavo.errors import OctavoError, RequestError
 from octavo.layers.rope import cos_sin_table, query_cos_sin_table
 from octavo.models import loader, registry
-from octavo.models.config import load_spec
-from octavo.models.files import resolve
 from octavo.models.weights import Weights
 from octavo.text.chat import encode_chat
+from octavo.text.loading import num_ids
 from octavo.text.tokenizer import load_tokenizer
 
 SECONDS = 2.0  # of processor time
@@ -43,6 +42,7 @@ class Outcome:
 
 def open_tokenizer(path: Path) -> None:
     """Read a tokenizer and use it: a text, a text that ends, a conversation, the ids' texts."""
+    num_ids(path)
     tokenizer = load_tokenizer(path)
     ids = tokenizer.encode("hello  <s> \N{SNOWMAN}")
     tokenizer.decode(ids)
@@ -54,11 +54,9 @@ def open_tokenizer(path: Path) -> None:
 
 def open_model(path: Path) -> None:
     """Find, open, describe, check and read a model, then its tokenizer."""
-    checkpoint = resolve(str(path)).open()
-    spec = load_spec(checkpoint)
+    checkpoint, spec, window = loader.describe(EngineConfig(model=str(path)))
     architecture = registry.decoder_class(spec.family)
     weights = Weights(spec, architecture, checkpoint, "cpu", torch.float32)
-    window = loader.window(EngineConfig(model=str(path)), spec, checkpoint)
     assert spec.longest >= spec.max_position
     for layer in set(spec.layers):
         if layer.query_temperature is not None:

@@ -152,8 +152,7 @@ def from_config(
         logit_soft_cap=_soft_cap(family, fields, "final_logit_softcapping"),
         eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id") + extra.ids("eos_token_id"))),
         bos_token_id=fields.optional("bos_token_id", 0),
-        checkpoint_dtype=fields.text("dtype") and one_of(fields, "dtype", "torch_dtype")
-        or fields.text("torch_dtype"),
+        checkpoint_dtype=_dtype(fields),
         generation_defaults=_generation_defaults(extra),
         extra={name: fields.get(name) for name in family.extra_fields},
         quantization=None if quantized is None else quantizations.describe(quantized, source),
@@ -178,6 +177,13 @@ def _text_part(config: Mapping[str, Any], wrapper: Wrapper, source: str) -> Mapp
         )
     outer = {name: config[name] for name in _OF_WRAPPER if name in config}
     return {**outer, **text}
+
+
+def _dtype(fields: Fields) -> str | None:
+    for name in ("dtype", "torch_dtype"):
+        fields.text(name)
+    named: str | None = one_of(fields, "dtype", "torch_dtype")
+    return named
 
 
 def _bias(rule: BiasRule, configured: bool) -> bool:

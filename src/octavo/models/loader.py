@@ -76,11 +76,9 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     Raises ModelNotFoundError, CheckpointError or ConfigError before any weight is read when
     something is missing, damaged or unknown.
     """
-    checkpoint = resolve(config.model, config.revision).open()
-    spec = _with_ids(config, checkpoint, load_spec(checkpoint))
+    checkpoint, spec, window = describe(config)
     architecture = registry.decoder_class(spec.family)
     quantization = _quantization(config, spec, architecture.components(spec), device)
-    window_length = window(config, spec, checkpoint)
     backend = attention_registry.create(
         config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
         config.block_size, kv_dtype(config, dtype), device.attention_order,
@@ -103,7 +101,7 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
             ops=device.ops(dtype),
             products=products,
             backend=backend,
-            window=window_length,
+            window=window,
             head_rows=config.max_num_seqs,
             quantization=quantization,
         )
@@ -115,6 +113,15 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
             ", ".join(products.unstable),
         )
     return model
+
+
+def describe(config: EngineConfig) -> tuple[Checkpoint, ModelSpec, int]:
+    """The opened model that `config` names, what it is, and the longest sequence that positions
+    are prepared for. No weight is read, and nothing is made whose size only a file vouches for.
+    """
+    checkpoint = resolve(config.model, config.revision).open()
+    spec = _with_ids(config, checkpoint, load_spec(checkpoint))
+    return checkpoint, spec, _window(config, spec, checkpoint)
 
 
 def _with_ids(config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
@@ -167,7 +174,7 @@ def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return dtype if name == "auto" else attention_registry.KV_DTYPES[name]
 
 
-def window(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> int:
+def _window(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> int:
     """The longest sequence that positions are prepared for.
 
     Raises ConfigError where it is longer than the model's, NotEnoughMemoryError where its tables

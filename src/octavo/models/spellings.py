@@ -6,7 +6,7 @@ Taking one and dropping the other would change what the model computes without a
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.errors import CheckpointError, nearest
+from octavo.errors import CheckpointError, nearest, shown
 from octavo.models.fields import Fields
 
 # transformers 5, and 4.
@@ -62,8 +62,8 @@ def check_rope_keys(rope: Fields, values: Mapping[str, Any]) -> None:
         if name in _NEUTRAL:
             raise rope.wrong(name, value, " or ".join(map(str, _NEUTRAL[name])) + " or absent")
         raise CheckpointError(
-            f"{rope.source}: {name!r} ({value!r}) is not known{nearest(name, _KNOWN)}; it may "
-            "change the positions, so the config is refused"
+            f"{rope.source}: {shown(name)} ({shown(value)}) is not known"
+            f"{nearest(name, _KNOWN)}; it may change the positions, so the config is refused"
         )
 
 
@@ -90,5 +90,5 @@ def _merged(source: str, blocks: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 
 def _contradict(source: str, given: Iterable[tuple[str, Any]]) -> CheckpointError:
-    listed = " and ".join(f"{name} = {value!r}" for name, value in given)
+    listed = " and ".join(f"{name} = {shown(value)}" for name, value in given)
     return CheckpointError(f"{source}: {listed} contradict each other; keep the right one")

@@ -297,7 +297,7 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
             raise CheckpointError(
                 f"the checkpoint{file} holds no {name!r} and its config says "
                 "tie_word_embeddings=false; add the tensor, or "
-                " set tie_word_embeddings to true if the embedding is the head"
+                "set tie_word_embeddings to true if the embedding is the head"
             )
         return sources
     head, embed = sources.pop(name, None), sources.get(architecture.EMBEDDING)

@@ -8,7 +8,7 @@ must agree.
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 
 FIELD = "quantization_config"
 # File -> the method that it means, unless it says so itself.
@@ -43,8 +43,8 @@ def declared(source: str, config: Any, files: Mapping[str, Mapping[str, Any]]) -
         for name, value in fields.items():
             if name in _MEANING and name in found and found[name] != value:
                 raise CheckpointError(
-                    f"{places[name]}.{name} is {found[name]!r}, but {place} ({source}) says "
-                    f"{value!r}; keep the right one"
+                    f"{places[name]}.{name} is {shown(found[name])}, but {place} ({source}) says "
+                    f"{shown(value)}; keep the right one"
                 )
             found.setdefault(name, value)
             places.setdefault(name, place)
@@ -66,6 +66,8 @@ def _named_as_today(place: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in fields and fields[name] != value:
-            raise CheckpointError(f"{place}: {name} is there twice: {fields[name]!r}, {value!r}")
+            raise CheckpointError(
+                f"{place}: {name} is there twice: {shown(fields[name])}, {shown(value)}"
+            )
         fields[name] = value
     return fields

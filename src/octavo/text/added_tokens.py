@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
                 "mask_token")  # fmt: skip
@@ -45,13 +45,13 @@ def unnamed_special(
             if isinstance(listed, Mapping):  # names of the model's own -> tokens
                 listed = list(listed.values())
             if not isinstance(listed, list):
-                raise CheckpointError(f"{folder / file}: {name} is {listed!r}, not a list")
+                raise CheckpointError(f"{folder / file}: {name} is {shown(listed)}, not a list")
             entries += [(file, name, item) for item in listed]
     further = [(MAP, k, v) for k, v in mapped.items() if k not in (*NAMED_TOKENS, *_LISTS)]
     texts: dict[str, None] = {}
     for file, name, token in [*entries, *further]:
         if (text := text_of(token)) is None:
-            raise CheckpointError(f"{folder / file}: {name} holds {token!r}, not a token")
+            raise CheckpointError(f"{folder / file}: {name} holds {shown(token)}, not a token")
         texts[text] = None
     return list(texts)
 
@@ -77,14 +77,16 @@ def by_id(
     names, written = set(special), "\n".join(templates)
     for text, number in legacy.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise CheckpointError(f"{folder / FILE}: the id of {text!r} is {number!r}")
+            raise CheckpointError(f"{folder / FILE}: the id of {shown(text)} is {shown(number)}")
         known = found.get(number)
         if ids.get(text, number) != number or (known is not None and known.content != text):
             other = (
-                f"{known.content!r} the id {number}" if known else f"{text!r} the id {ids[text]}"
+                f"{shown(known.content)} the id {number}"
+                if known
+                else f"{shown(text)} the id {ids[text]}"
             )
             raise CheckpointError(
-                f"{folder / FILE} gives {text!r} the id {number}, but added_tokens_decoder in "
+                f"{folder / FILE} gives {shown(text)} the id {number}, but added_tokens_decoder in "
                 f"tokenizer_config.json gives {other}"
             )
         if known is None:
@@ -104,7 +106,7 @@ def add(
             backend.add_tokens([token])
         if (found := backend.token_to_id(token.content)) != number:
             raise CheckpointError(
-                f"{file}: the added token {token.content!r} should have the id {number}, "
+                f"{file}: the added token {shown(token.content)} should have the id {number}, "
                 f"but the vocabulary gives it {found}"
             )
     added = {token.content for token in backend.get_added_tokens_decoder().values()}

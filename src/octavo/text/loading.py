@@ -198,7 +198,9 @@ def _from_folder(folder: Path, file: Path) -> Parts:
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for any fault of the file
-            raise CheckpointError(f"{file} is not a valid tokenizer.json: {brief(error)}") from error
+            raise CheckpointError(
+                f"{file} is not a valid tokenizer.json: {brief(error)}"
+            ) from error
     added_tokens.add(file, backend, described.added, described.special)
     return _finish(file, backend, {**implied, **config}, described.templates)
 
@@ -268,7 +270,10 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> Parts:
         merges = _listed(path, metadata, "merges", str)
         backend, add_bos = byte_level_bpe(tokens, merges, kinds, rule), rule.add_bos
     else:
-        backend, add_bos = sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, scores, ids)), True
+        backend, add_bos = (
+            sentencepiece(_gguf_pieces(path, metadata, tokens, kinds, scores, ids)),
+            True,
+        )
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
              "padding": "pad_token"}  # fmt: skip
     return Parts(

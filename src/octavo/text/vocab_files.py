@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, shown
 from octavo.text.vocab import NORMAL, byte_level_bpe, splitter
 
 _END = "<|endoftext|>"
@@ -41,8 +41,9 @@ def read(
     if kind not in _RULES:
         raise CheckpointError(
             f"{vocab.parent} has {vocab.name} and {merges.name} but no tokenizer.json, and "
-            f"tokenizer_config.json: tokenizer_class is {config.get('tokenizer_class')!r}; known "
-            f"are {', '.join(_RULES)}; save it with a fast tokenizer, which writes tokenizer.json"
+            f"tokenizer_config.json: tokenizer_class is {shown(config.get('tokenizer_class'))}; "
+            f"known are {', '.join(_RULES)}; save it with a fast tokenizer, which writes "
+            "tokenizer.json"
         )
     if config.get("add_prefix_space"):
         raise CheckpointError(f"{vocab.parent}: add_prefix_space is true; it must be false")
