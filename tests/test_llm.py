@@ -690,6 +690,19 @@ def test_a_stream_that_the_collector_closes_in_a_step_is_aborted(tiny, monkeypat
     assert not tiny._boxes
 
 
+def test_a_stream_waits_for_space_in_the_queue(tiny_folder):
+    llm = load(tiny_folder, max_num_seqs=1, max_waiting=1)
+    streams = [llm.stream([i, 2], GREEDY) for i in range(4)]
+    found = [[t for o in stream for t in tokens_of(o)] for stream in streams]
+    assert found == [tokens_of(o) for o in llm.generate([[i, 2] for i in range(4)], GREEDY)]
+    streams = [llm.stream([i, 2], GREEDY) for i in range(4)]
+    opened = [next(stream) for stream in streams[:2]]
+    assert [tokens_of(o)[0] for o in opened] == [found[0][0], found[1][0]]
+    streams[1].close()
+    assert len(list(streams[3])) == len(list(streams[2])) == 8
+    assert not llm.engine.has_work()
+
+
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"scheduler": "priority"}])
 def test_without_a_queue_requests_run_as_seats_are_free(tiny_folder, options):
     llm = load(tiny_folder, max_waiting=0, **options)

@@ -321,7 +321,7 @@ class LLM:
         box, finished = _Box(), False
         try:
             with self._steps.exclusive():
-                self._add(request, box)
+                self._waiting.append((request, box))
             while not finished:
                 self._check_owner()
                 self._steps.advance(box.is_ready)
