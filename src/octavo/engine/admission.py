@@ -1,9 +1,9 @@
-"""The one check of a request: against the model, and against what the scheduler heeds.
+"""The validation of requests: against the model, and against the scheduler's capabilities.
 
-The caller that makes a `Submission` admits it before it goes to the engine; it is not checked
-again. Requests that belong together are all admitted before the first one is added, so an
-invalid one costs nothing. Not checked here: queue limits, which the queue's owner enforces, and
-the sampling parameters by themselves, which `SamplingParams` checks when it is made.
+The caller that creates a `Submission` admits it before it is sent to the engine; it is not checked
+again. All requests of one call are admitted before the first one is added, so an invalid one costs
+nothing. Not checked here: queue limits, which the engine enforces, and the sampling parameters by
+themselves, which `SamplingParams` validates when it is created.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ def output_limit(submission: Submission, limits: RunnerLimits) -> int:
 
 
 def deadline_at(seconds: object, now: float) -> float | None:
-    """The deadline of a request that is to be answered within `seconds` from `now`, if any."""
+    """The deadline `seconds` from `now`, or None."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):

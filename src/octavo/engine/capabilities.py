@@ -1,4 +1,4 @@
-"""What a loaded engine can do, as one value that may cross a process border."""
+"""What a loaded engine can do, as one value that may cross a process boundary."""
 
 import msgspec
 
@@ -9,9 +9,9 @@ from octavo.core.policy import Gauge
 class EngineCapabilities(msgspec.Struct, frozen=True):
     """Read once, after the model is loaded.
 
-    scheduler: the policy's name. heeds_priority, heeds_deadline: whether the policy looks at
-    what a request says there; if not, a request that says something is refused. gauges: what the
-    policy publishes, with the values at the start. explain: what computes each operation.
+    scheduler: the policy's name. heeds_priority, heeds_deadline: whether the policy uses these
+    fields of a request; if not, a request that sets one is rejected. gauges: those of the policy,
+    with their initial values. explain: what implements each operation.
     """
 
     limits: RunnerLimits

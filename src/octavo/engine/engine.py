@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out. One step is three calls: plan, run, commit.
 
-It joins the scheduler, which decides, and the executor, which computes, and knows neither text
-nor sockets. Not thread-safe: one thread owns an engine.
+It combines the scheduler, which decides, and the executor, which computes, and handles neither
+text nor sockets. Not thread-safe: one thread owns an engine.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 
 class Engine:
-    """Runs requests to their end over one executor.
+    """Runs requests to completion on one executor.
 
     `clock` gives seconds, monotonic; a simulation passes its own.
     """
@@ -78,7 +78,7 @@ class Engine:
         self._arrivals = itertools.count()
 
     def add_request(self, submission: Submission) -> None:
-        """Queue a request that `admission.admit` has let pass.
+        """Queue a request that `admission.admit` has accepted.
 
         Raises RequestError if its id is in flight, QueueFullError when too many wait or the
         policy refuses it, EngineDeadError when the engine has stopped.
@@ -109,7 +109,7 @@ class Engine:
         return max(self.config.waiting_limit, may_run) - self.scheduler.num_waiting
 
     def step(self) -> list[Update]:
-        """Plan, run, commit. What each choice gained; empty when nothing could run.
+        """Plan, run, commit. Returns what each choice gained; empty if nothing could run.
 
         Raises EngineDeadError if the executor fails; the engine is dead from then on.
         """
@@ -130,7 +130,7 @@ class Engine:
         return known
 
     def finish_choice(self, request_id: str, index: int) -> None:
-        """End one choice that a stop string has ended, seen where the text is."""
+        """End one choice whose text contains a stop string, as detected by the caller."""
         self.scheduler.finish_choice(request_id, index)
         self.recorder.choice_stopped(request_id, self.clock())
 
@@ -138,7 +138,7 @@ class Engine:
         return self._dead is None and self.scheduler.has_work()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the cached prefixes. False if running requests still hold some."""
+        """Drop the cached prefixes. False if running requests still hold some."""
         return self.scheduler.kv.reset_prefix_cache()
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Engine:
         return self.recorder.snapshot(self.scheduler, self.clock())
 
     def slots(self) -> dict[str, tuple[int, int, int]]:
-        """Of each running choice, by its id: KV slots held, written, and shared with others."""
+        """KV slots held, written, and shared with others, for each running choice by its id."""
         return self.scheduler.slots()
 
     @property
@@ -169,7 +169,7 @@ class Engine:
             raise EngineDeadError(self._dead) from error
 
     def _seed(self) -> int:
-        """For a request without one: of the system's entropy, or the n-th of the config's seed."""
+        """The seed of a request without one: random, or the n-th derived from the config's seed."""
         if self.config.seed is None:
             return secrets.randbits(64)
         name = f"{self.config.seed} {next(self._arrivals)}".encode()

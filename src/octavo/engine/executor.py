@@ -1,7 +1,7 @@
-"""Where a plan is run: in this process; later, on tensor-parallel ranks or on Ray.
+"""Runs plans: in this process; later, on tensor-parallel ranks or on Ray.
 
-An executor owns the runner. The engine sees only this contract, so that it, the scheduler and
-the server are tested without weights (`engine.fake`).
+An executor owns the runner. The engine depends only on this interface, so that engine, scheduler
+and server can be tested without weights (`engine.fake`).
 """
 
 from typing import Protocol
@@ -12,16 +12,16 @@ from octavo.errors import ConfigError
 
 
 class Executor(Protocol):
-    """Runs plans. Made with the model loaded, so `limits` are known."""
+    """Runs plans. Created with the model loaded, so `limits` are known."""
 
     limits: RunnerLimits
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step. An exception ends the engine; a row's own fault is in its result."""
+        """Compute one step. An exception ends the engine; an error of one row is in its result."""
         ...
 
     def explain(self) -> dict[str, str]:
-        """What computes each operation, and why: for the log and for diagnosis."""
+        """What implements each operation, and why: for the log and for diagnosis."""
         ...
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ def create_executor(config: EngineConfig) -> Executor:
         raise ConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; only 1 is supported yet"
         )
-    # Imported late: everything above this line is of use without torch.
+    # Imported late: the rest of this module works without torch.
     from octavo.runner.model_runner import ModelRunner
 
     return ModelRunner(config)

@@ -1,10 +1,10 @@
-"""A runner without weights: engine, scheduler and server are tested, and simulated, on it.
+"""A runner without weights, for tests and simulations of engine, scheduler and server.
 
-`FakeRunner` obeys the same contract as the real one and is stricter. Each slot of its simulated
+`FakeRunner` has the same interface as the real runner and is stricter. Each slot of its simulated
 KV cache remembers what was written to it, at which position, in which step and for which KV
 group, and a row's history is read only through the row's block ids. A wrong block table, a block
-handed out twice, a slot that is overwritten or not yet written fails an assertion on the spot
-and does not become a plausible answer.
+allocated twice, or a slot that is overwritten or not yet written fails an assertion immediately
+instead of producing a plausible answer.
 """
 
 import math
@@ -110,7 +110,7 @@ class FakeRunner:
         self._host.clear()
 
     def logprobs(self, token: int, count: int, position: int) -> TokenLogprobs:
-        """Made-up values: the token itself is the likeliest, the next ids follow, halving."""
+        """Artificial values: the token itself is the likeliest, the next ids follow, halving."""
         ids = tuple((token + i) % self.limits.vocab_size for i in range(count))
         values = tuple(-math.log(2) * (i + 1) for i in range(count))
         return TokenLogprobs((token, *ids), (-math.log(2), *values), (1, *range(1, count + 1)))
@@ -144,7 +144,7 @@ class FakeRunner:
         self.tokens += len(row.token_ids)
 
     def _slot(self, row: PlanRow, group: int, position: int) -> Slot:
-        """What a layer of `group` finds at a position of the row."""
+        """The slot that a layer of `group` reads at a position of the row."""
         index, offset = divmod(position, self.limits.block_size)
         block = row.block_ids[group][index]
         slot = self._pool.get(block, {}).get(offset)

@@ -1,4 +1,4 @@
-"""Everything that crosses the border between the web process and the engine process.
+"""The messages between the web process and the engine process.
 
 Token ids only: text stays on the web side, tensors stay on the engine side. Times are seconds
 of the machine's monotonic clock, which both processes share.
@@ -17,7 +17,7 @@ from octavo.errors import ERROR_KINDS, EngineDeadError, OctavoError, RequestErro
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """The first thing the engine process reads, from its standard input.
+    """The first message to the engine process, on its standard input.
 
     inbox, outbox: ZeroMQ addresses of the commands and of the reports. executor: `module:name`
     of a function from EngineConfig to an executor.
@@ -45,7 +45,7 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
 
 
 class FinishChoice(msgspec.Struct, tag="finish", array_like=True, frozen=True):
-    """A stop string ended this choice, seen where the text is."""
+    """The web process found a stop string in the text of this choice."""
 
     request_id: str
     index: int
@@ -69,7 +69,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "Fault":
-        """Of a type that is not in the table, its nearest base; of a foreign one, engine death."""
+        """A type that is not in the table becomes its nearest base, else engine death."""
         if isinstance(error, EngineDeadError):
             return cls(EngineDeadError.__name__, error.reason)
         for kind in type(error).__mro__:
@@ -78,7 +78,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return cls(EngineDeadError.__name__, f"{type(error).__name__}: {error}")
 
     def error(self) -> OctavoError:
-        """The exception again."""
+        """The exception, reconstructed."""
         kind = ERROR_KINDS[self.kind]
         if issubclass(kind, RequestError):
             return kind(self.message, self.param)
@@ -98,7 +98,7 @@ class Accepted(msgspec.Struct, tag="accepted", array_like=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """The engine does not take this request."""
+    """The engine rejects this request."""
 
     request_id: str
     fault: Fault
@@ -118,7 +118,7 @@ class Stats(msgspec.Struct, tag="stats", array_like=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
-    """A heartbeat, sent also while a step takes long."""
+    """A heartbeat, also sent during long steps."""
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):

@@ -1,10 +1,10 @@
-"""What the engine gained, step by step, as the outputs that a caller sees.
+"""Converts the engine's updates to the outputs that a caller receives.
 
-Takes the updates of a step; keeps, for each request in flight, its ids, its text and what has
-been delivered of them; gives one `RequestOutput` per request and step, in the kind that the
-request asked for. Finds stop strings, which the engine, knowing no text, cannot: `process`
-names the choices that one has ended, and the caller tells the engine. Everything about a
-request is forgotten when its last choice ends.
+For each request in flight it keeps the ids, the text, and how much of them was delivered. It
+returns one `RequestOutput` per request and step, of the requested kind. It also finds stop
+strings, which the engine cannot, since it handles ids only: `process` returns the choices that one
+has ended, and the caller informs the engine. The state of a request is dropped when its last
+choice ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class OutputProcessor:
     def add(self, submission: Submission, prompt: str | None, arrival_time: float) -> None:
         """Expect updates of a request. Raises RequestError if its id is in flight.
 
-        prompt: its text, where it came as text, for the outputs.
+        prompt: its text, if it was given as text, for the outputs.
         """
         request_id = submission.request_id
         if request_id in self._states:
@@ -95,7 +95,7 @@ class OutputProcessor:
 
 
 class _Choice:
-    """One choice so far. `detokenizer` is None where text is made at the end, or not at all."""
+    """One choice so far. `detokenizer` is None if text is decoded at the end, or not at all."""
 
     __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "finish_reason", "index",
                  "logprobs", "stop_reason", "text", "token_ids")  # fmt: skip
@@ -165,8 +165,8 @@ class _State:
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
-        # A stop string must be seen when it comes, and a stream shows text as it grows; all
-        # other text is made when its choice ends.
+        # Stop strings and streams need the text of each step; otherwise it is decoded once,
+        # when the choice ends.
         eager = params.detokenize and (
             bool(params.stop_strings) or self.kind is not RequestOutputKind.FINAL_ONLY
         )
@@ -176,7 +176,7 @@ class _State:
         ]
 
     def take(self, choice: _Choice, update: Update, now: float) -> bool:
-        """Add what `choice` gained; whether the engine or a stop string ended it."""
+        """Add what `choice` gained; returns whether the engine or a stop string ended it."""
         ids: Sequence[int] = update.token_ids
         choice.changed = True
         if ids and self.metrics.first_token_time is None:
@@ -212,7 +212,7 @@ class _State:
             choice.text = detokenizer.text
 
     def output(self, now: float | None) -> RequestOutput:
-        """What is to be delivered now."""
+        """The output to deliver now."""
         finished = not self.live
         if finished:
             times = self.metrics
@@ -249,7 +249,7 @@ class _State:
     def _follow(
         self, detokenizer: Detokenizer, ids: Sequence[int], reason: FinishReason | None
     ) -> tuple[Sequence[int], str | None]:
-        """Make text of new ids; (the ids that count, the stop string that was completed)."""
+        """Decode new ids; returns (the ids that count, the stop string that was completed)."""
         before = detokenizer.count
         detokenizer.append(self._shown(ids, reason))
         if detokenizer.stopped is None:

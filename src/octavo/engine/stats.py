@@ -1,10 +1,10 @@
-"""What the engine counts: rates over a sliding window, latencies, memory, all from one place.
+"""Statistics of the engine: rates over a sliding window, latencies, memory.
 
-`StatsRecorder` is called at every arrival, step and end; `EngineStats` is a frozen snapshot. A
+`StatsRecorder` is called at every arrival, step and finish; `EngineStats` is a frozen snapshot. A
 statistic is one field of `EngineStats`, or of `Observations` for a distribution: the field says
 how it is read and, if it is exported, its name and help text on /metrics. Nothing else lists
-them, and what a policy publishes comes from the policy. No clock is read here: times are the
-caller's, in seconds of one monotonic clock.
+them; the metrics of a policy come from the policy. No clock is read here: times are passed in, in
+seconds of one monotonic clock.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
 _UNREAD_STEPS = 16384  # a server drains them four times a second; offline they are never drained
 
-# vLLM's buckets, with finer ones in front: a small model on CPU is below vLLM's first.
+# vLLM's buckets, preceded by finer ones: a small model on CPU is below vLLM's first.
 _TTFT = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
     640, 2560,
@@ -55,7 +55,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a snapshot is read from. detailed: also what is expensive, or not for export."""
+    """The inputs of a snapshot. detailed: include what is expensive, or not exported."""
 
     recorder: "StatsRecorder"
     scheduler: Scheduler
@@ -126,12 +126,12 @@ class EngineStats:
     fragmentation: unwritten slots in held blocks / slots in held blocks.
     most_held_slots, most_written_slots: high-water marks since the start; shared_slots: held by
     more than one request. swapped_out_blocks, swapped_in_blocks: copied to the host and back so
-    far; displaced: of the preemptions, those for a request that was earlier. policy_errors: how
-    often the scheduling policy, or its weight_fn, failed. swap_block_seconds: what copying a
-    block has taken. ttft, itl, e2e: seconds. policy: the gauges of the policy, by name.
+    far; displaced: preemptions in favour of a more urgent request. policy_errors: how
+    often the scheduling policy, or its weight_fn, failed. swap_block_seconds: measured time to
+    copy a block. ttft, itl, e2e: seconds. policy: the gauges of the policy, by name.
 
-    The state that a policy shows is an attribute of the policy's name, and None for a built-in
-    policy that is not in use.
+    The state of the policy in use is an attribute with the policy's name; None for other built-in
+    policies.
     """
 
     throughput: float = _statistic(
@@ -175,7 +175,7 @@ class EngineStats:
     waiting: int = _statistic(
         lambda s: s.scheduler.num_waiting,
         gauge="num_requests_waiting",
-        text="Requests that wait for their turn.",
+        text="Requests waiting to be scheduled.",
     )
     swapped: int = _statistic(
         lambda s: s.scheduler.num_swapped,
@@ -185,7 +185,7 @@ class EngineStats:
     preemptions: int = _statistic(
         lambda s: s.scheduler.num_preemptions,
         counter="num_preemptions",
-        text="Requests that gave up their blocks.",
+        text="Preemptions, each of which released a request's blocks.",
     )
     steps: int = _statistic(
         lambda s: s.recorder.steps, counter="octavo:steps", text="Steps of the engine."
@@ -225,7 +225,7 @@ class EngineStats:
     shared_slots: int = _statistic(
         lambda s: s.kv.shared_slots,
         gauge="octavo:kv_shared_slots",
-        text="KV slots that several requests hold.",
+        text="KV slots held by more than one request.",
     )
     swapped_out_blocks: int = _statistic(
         lambda s: s.kv.swapped_out_blocks,
@@ -297,7 +297,7 @@ class Observations:
         "request_prompt_tokens", "Prompt tokens per request.", COUNT_BUCKETS
     )
     generation_tokens: list[int] = _samples(
-        "request_generation_tokens", "Tokens made per request.", COUNT_BUCKETS
+        "request_generation_tokens", "Generated tokens per request.", COUNT_BUCKETS
     )
     step_tokens: list[int] = _samples(
         "iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKENS
@@ -316,7 +316,7 @@ class _Times:
 
 
 class StatsRecorder:
-    """Counts; does not know what the numbers are used for."""
+    """Records events; independent of how the numbers are used."""
 
     steps: int
     prompt_tokens: int
@@ -363,7 +363,7 @@ class StatsRecorder:
             self._count("abort")
 
     def choice_stopped(self, request_id: str, now: float) -> None:
-        """A stop string, seen outside the engine, ended one choice."""
+        """A stop string, detected outside the engine, ended one choice."""
         if times := self._times.get(request_id):
             self._end(request_id, times, "stop", now)
 
@@ -373,7 +373,7 @@ class StatsRecorder:
         return fresh
 
     def percentiles(self, name: str, detailed: bool = True) -> Percentiles:
-        """Of the latest samples of ttft, itl or e2e; 0 unless `detailed`: sorting takes time."""
+        """Of the latest samples of ttft, itl or e2e; 0 unless `detailed`, since sorting is slow."""
         return Percentiles.of(self._latencies[name] if detailed else ())
 
     def snapshot(self, scheduler: Scheduler, now: float, detailed: bool = True) -> EngineStats:
