@@ -2,11 +2,11 @@
 
     python -m benchmarks.answers [--model smollm2] [--modes float32,bfloat16-kv-int8]
 
-Greedy and seeded requests of 5 to 700 tokens run together, in chunks, over a prefix cache and in a
-pool small enough that some are preempted. Two versions of the engine that print the same hashes
-give the same answers. Set ONEDNN_MAX_CPU_ISA=AVX2 to hold the kernels to an older processor. Uses
-the public interface alone, so that an older checkout can run it. The last line is JSON.
-"""
+Greedy and seeded requests of 5 to 700 tokens run together, with chunked prefill, a prefix cache
+and a pool small enough that some are preempted. Two versions of the engine that print the same
+hashes give the same answers. Set ONEDNN_MAX_CPU_ISA=AVX2 to restrict the kernels to an older
+instruction set. Uses the public interface alone, so that an older checkout can run it. The last
+line is JSON."""
 
 import argparse
 import hashlib

@@ -1,13 +1,13 @@
-"""This checkout beside another one: the same answers to the bit, and the speed of each.
+"""Compares this checkout with another one: answers equal to the bit, and the speed of each.
 
     python -m benchmarks.before_after --before DIR [--workloads W1,W2,W3,W4] [--reps 3]
         [--engine octavo] [--skip-answers | --skip-speed] [--save]
 
 DIR is a checkout of an earlier commit (`git worktree add DIR COMMIT`). Answers: the hashes of
-`benchmarks.answers` in every mode, on this processor and held to AVX2. Speed: one engine process of
-each checkout, repetitions in turn, those that wait stopped; and the start to the first token, in
-turn. With --save each comparison becomes a row in benchmarks/results/. The last line is JSON.
-"""
+`benchmarks.answers` in every mode, on this processor and restricted to AVX2. Speed: one engine
+process of each checkout, alternating repetitions, the idle one stopped; and the start to the first
+token, alternating. With --save each comparison becomes a row in benchmarks/results/. The last line
+is JSON."""
 
 import argparse
 import json

@@ -1,7 +1,7 @@
-"""Seconds that this process was allowed to run: while it is stopped (SIGSTOP), its clock stands.
+"""Seconds that this process was allowed to run: its clock pauses while it is stopped (SIGSTOP).
 
-Several measurements may take turns on one machine, the others stopped. What a stopped process
-waits for is not its own doing, and would look like one step that takes seconds.
+Several measurements may alternate on one machine, the others stopped. Time spent stopped would
+look like one step that takes seconds.
 """
 
 import os

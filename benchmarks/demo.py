@@ -3,8 +3,8 @@
     python -m benchmarks.demo [--model smollm2] [--batch 16]
 
 First Octavo answers all prompts (greedy, until the model ends its answers) and some pairs are
-shown. Then both engines do the same measured work: the same prompt tokens, and exactly the same
-number of tokens out of each, end-of-text ignored. The last line is JSON.
+shown. Then both engines run the same measured work: the same prompt tokens, and exactly the same
+number of output tokens each, end-of-text ignored. The last line is JSON.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""An environment of its own for each engine that is not ours, made on demand with pip.
+"""A separate environment for each third-party engine, created on demand with pip.
 
-They lie in Octavo's cache folder, with the model in the form that the engine reads. An engine
-that cannot be installed is reported (PeerError) and left out; nothing is hidden.
+They are in Octavo's cache folder, with the model in the format that the engine reads. An engine
+that cannot be installed is reported (PeerError) and skipped.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
-"""A .gguf model in another stored form, to measure what that form costs.
+"""A .gguf model converted to another weight format, to measure what that format costs.
 
     python -m benchmarks.requantize TARGET --form Q8_0 [--group 64] [--model smollm2]
 
 BF16, Q8_0 and Q4_0 make a .gguf file with every matrix in that form; awq and gptq a folder in
-Hugging Face layout. All round each weight to the nearest code: what AWQ and GPTQ learn from
-example texts is no part of this.
+Hugging Face layout. All round each weight to the nearest code, without the calibration of AWQ
+and GPTQ.
 """
 
 import argparse

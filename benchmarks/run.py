@@ -2,9 +2,9 @@
 
     python -m benchmarks.run [--engines octavo,static-16] [--workloads W1,W2] [--reps 3] [--save]
 
-Each engine lives in a process of its own. Repetitions alternate between the engines, so that a
-machine that grows slower meets all of them; engines that wait are stopped. The table gives the
-median of the repetitions, its spread, and how many times as fast the first engine is. With
+Each engine has its own process. Repetitions alternate between the engines, so that a machine that
+becomes slower affects all of them; idle engines are stopped. The table shows the median of the
+repetitions, its spread, and the speedup of the first engine. With
 --save each (engine, workload) becomes a row in benchmarks/results/. The last line is JSON.
 """
 

@@ -1,7 +1,7 @@
 """`octavo serve` as a child process, and a client that costs little beside it.
 
-The client shares the machine's cores with the server, so it does no more than keep what comes:
-one connection per request, closed by the server when the answer is complete.
+The client shares the machine's cores with the server, so it only stores what it receives: one
+connection per request, closed by the server when the answer is complete.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""Clients that behave badly for a long time: does a server leak, hang, or leave anyone waiting?
+"""Misbehaving clients for a long time: does a server leak, hang, or leave a client waiting?
 
     python -m benchmarks.soak [--minutes 30] [--clients 32] [--cores 0.5] [--save]
 
 Starts `octavo serve`, lets clients stream, hang up, time out, send garbage and read slowly, and
 watches what clients saw, the slowest probe of `/health`, memory and file descriptors over time.
 `--cores` paces the clients, so that server and clients use about so many cores on average. The
-last line is JSON; `--save` appends it to benchmarks/results/soak.jsonl. Exit code 1 if a promise
+last line is JSON; `--save` appends it to benchmarks/results/soak.jsonl. Exit code 1 if a guarantee
 of the server was broken.
 """
 

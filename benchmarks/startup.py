@@ -3,8 +3,8 @@
     python -m benchmarks.startup [--model smollm2] [--reps 7] [--save]
 
 The first token is timed with warm caches (kernels compiled before) and with cold ones (an empty
-cache folder for compiled kernels). `import torch` alone is what no start can be faster than, and
-tells a slow moment of the machine from a slow start. The last line is JSON.
+cache folder for compiled kernels). `import torch` alone is the lower bound of a start, and
+distinguishes a slow machine from a slow start. The last line is JSON.
 """
 
 import argparse

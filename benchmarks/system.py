@@ -1,4 +1,4 @@
-"""What machine and which code: the facts that every saved row carries. Standard library only."""
+"""Facts about machine and code that every saved row records. Standard library only."""
 
 import datetime
 import os

@@ -1,1 +1,1 @@
-"""What memory and scheduling bring, each shown by one real run: `octavo bench NAME`."""
+"""Experiments on memory and scheduling, each one real run: `octavo bench NAME`."""

@@ -3,9 +3,9 @@
     octavo bench longseq [--lengths 512,1024,2048,4096,8192] [--reps 1] [--gib 1] [--save]
 
 Requests of 512 to 8,192 tokens in all, 64 of them generated. Static batches hold as many rows as
-the memory holds when each reserves the model's window (8,192 tokens: who writes static batches
-does not know what comes); Octavo has a pool of the same size. Engines take turns, one stopped
-while the other runs. As long ones are slow in static batches, there are fewer of them. Output
+the memory holds when each reserves the model's window (8,192 tokens, since the longest request is
+not known in advance); Octavo has a pool of the same size. Engines alternate, one stopped while the
+other runs. As long ones are slow in static batches, there are fewer of them. Output
 tokens per second. The last line is JSON.
 
 Where the memory does not hold one window, static batching has no batch to run (--gib 0.125);

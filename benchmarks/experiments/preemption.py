@@ -2,9 +2,9 @@
 
     octavo bench preemption [--workloads short-prompts,long-prompts] [--reps 3] [--save]
 
-All requests come at once, into a pool that holds 40% of what they come to need. Each mode runs the
-same work in turn, with nothing learned before; then a large pool runs it without any preemption,
-and all answers must be its answers. The last line is JSON.
+All requests arrive at once, for a pool that holds 40% of what they need. Each mode runs the same
+work in turn, without earlier measurements; then a large pool runs it without preemption, and all
+answers must equal its answers. The last line is JSON.
 """
 
 import random

@@ -5,12 +5,12 @@
 Poisson arrivals, the rate from 30% of capacity to 150% in the middle and back. Capacity is what
 FIFO completes per second of 48 of these requests given at once. Each policy meets the same
 arrivals. At each second: the P99 of the time between a request's tokens, over the last 20 s; it is
-held if that is at most 1.1 x the target. 20 s, since all who run wait for the same step: the P99 of
-less than a hundred steps is that of the slowest one. The last line is JSON.
+held if that is at most 1.1 x the target. 20 s, since all running requests wait for the same step:
+the P99 of less than a hundred steps is that of the slowest one. The last line is JSON.
 
 The target is 200 ms, as for each token of Llama 2 70B in MLPerf Inference. It is feasible in every
-window here: one running request with a small piece of a prompt takes less, and the policy may let
-as few run as it likes. It pays with throughput: all tokens over the time to the last one.
+window here: one running request with a small chunk of a prompt takes less, and the policy may run
+as few requests as it likes. The price is throughput: all tokens over the time to the last one.
 `fifo-unbounded` is `FIFOScheduler(max_stretch=None)`, which fills its steps with prompts.
 """
 
