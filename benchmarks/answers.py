@@ -6,7 +6,8 @@ Greedy and seeded requests of 5 to 700 tokens run together, with chunked prefill
 and a pool small enough that some are preempted. Two versions of the engine that print the same
 hashes give the same answers. Set ONEDNN_MAX_CPU_ISA=AVX2 to restrict the kernels to an older
 instruction set. Uses the public interface alone, so that an older checkout can run it. The last
-line is JSON."""
+line is JSON.
+"""
 
 import argparse
 import hashlib

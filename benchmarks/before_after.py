@@ -7,7 +7,8 @@ DIR is a checkout of an earlier commit (`git worktree add DIR COMMIT`). Answers:
 `benchmarks.answers` in every mode, on this processor and restricted to AVX2. Speed: one engine
 process of each checkout, alternating repetitions, the idle one stopped; and the start to the first
 token, alternating. With --save each comparison becomes a row in benchmarks/results/. The last line
-is JSON."""
+is JSON.
+"""
 
 import argparse
 import json

@@ -1,7 +1,7 @@
-"""Processes: how Octavo starts another interpreter, and which process an object belongs to.
+"""Starts child interpreters, and tracks which process an object belongs to.
 
-A child imports from the places that its parent imports from, and never from the folder in which
-the command was given: that folder holds a user's files, whose names may be those of modules.
+A child has its parent's import path, and never imports from the working folder, where a user's
+files may have the names of modules.
 """
 
 import os
@@ -45,7 +45,7 @@ def _working_folder() -> str | None:
 
 
 class Owner:
-    """The process that made an object, which only that process can use.
+    """The process that created an object; only that process may use it.
 
     A fork copies the memory but none of the threads, and shares the sockets and the children.
     """

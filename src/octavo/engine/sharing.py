@@ -1,7 +1,7 @@
-"""Several threads over one engine: one of them steps, the others wait for what it brings them.
+"""Lets several threads share an engine: one of them steps, the others wait for their outputs.
 
-An engine belongs to one thread at a time. That thread keeps stepping until its own requests are
-served, because each thread that enters a kernel has OpenMP threads of its own.
+An engine is used by one thread at a time. That thread keeps stepping until its own requests are
+finished, because each thread that enters a kernel creates its own OpenMP threads.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 
 class FairLock:
-    """A lock that threads get in the order in which they asked for it.
+    """A lock that threads acquire in FIFO order.
 
-    `threading.Lock` may be taken again and again by the thread that has just released it.
+    `threading.Lock` may be acquired repeatedly by the thread that has just released it.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._held = False
-        self._queue: deque[threading.Lock] = deque()  # one for each thread that waits
+        self._queue: deque[threading.Lock] = deque()  # one for each waiting thread
 
     def acquire(self) -> None:
         gate = threading.Lock()
@@ -36,7 +36,7 @@ class FairLock:
             raise
 
     def try_acquire(self) -> bool:
-        """Never waits. False where the lock is held, also by this thread."""
+        """Never blocks. False if the lock is held, even by this thread."""
         if not self._mutex.acquire(blocking=False):
             return False
         try:
