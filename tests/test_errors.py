@@ -14,7 +14,9 @@ from octavo.errors import (
     QueueFullError,
     RequestError,
     RequestTypeError,
+    brief,
     nearest,
+    shown,
 )
 
 
@@ -76,3 +78,14 @@ def test_nearest():
     assert nearest("temprature", known) == "; did you mean 'temperature'?"
     assert nearest("xyz", known) == ""
     assert nearest("top_p", iter(known)) == "; did you mean 'top_p'?"
+
+
+def test_values_and_messages_of_others_are_cut_to_one_line():
+    assert shown("a") == "'a'"
+    assert shown({"b": [1]}) == "{'b': [1]}"
+    for value in ("a\n" * 5000, list(range(5000)), 10**4000, [[[[[[[[[[]]]]]]]]]]):
+        assert len(shown(value)) <= 160
+        assert "\n" not in shown(value)
+    assert brief(ValueError("one\n  two")) == "one two"
+    assert brief(ValueError()) == "ValueError"
+    assert len(brief(ValueError("a " * 5000))) <= 400

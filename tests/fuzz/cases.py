@@ -96,7 +96,7 @@ class Bench:
         if case.file == "model.gguf":
             try:
                 data = gguf_bytes(edit_gguf(self.gguf[case.seed], case.edits))
-            except (struct.error, TypeError, ZeroDivisionError):  # swaps that cannot be written
+            except (struct.error, TypeError, ValueError):  # edits that cannot be written
                 data = gguf_bytes(self.gguf[case.seed])
         elif case.file == "tokenizer.model":
             data = spm_bytes(self.spm, case.edits)

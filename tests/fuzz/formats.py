@@ -83,8 +83,9 @@ def edit_json(value: Any, edits: Sequence[Edit]) -> Any:
                 parent["$pairs"] = [list(pair) for pair in pairs]
             elif name == "swap":
                 other = _at(value, rest[0][:-1])
-                # Copies: one may hold the other.
-                mine, theirs = copy.deepcopy((parent[path[-1]], other[rest[0][-1]]))
+                # Copies, each its own: one may hold the other.
+                mine = copy.deepcopy(parent[path[-1]])
+                theirs = copy.deepcopy(other[rest[0][-1]])
                 parent[path[-1]], other[rest[0][-1]] = theirs, mine
         except (LookupError, TypeError, AttributeError):
             continue
@@ -209,7 +210,8 @@ def _version(model: dict[str, Any], version: int) -> None:
 
 def _tensor(model: dict[str, Any], number: int, part: str, value: Any) -> None:
     at = {"name": 0, "dims": 1, "type": 2, "offset": 3}[part]
-    model["tensors"][number % len(model["tensors"])][at] = value
+    if model["tensors"]:
+        model["tensors"][number % len(model["tensors"])][at] = value
 
 
 def _tensor_drop(model: dict[str, Any], number: int) -> None:
@@ -218,7 +220,8 @@ def _tensor_drop(model: dict[str, Any], number: int) -> None:
 
 
 def _tensor_double(model: dict[str, Any], number: int) -> None:
-    model["tensors"].append(list(model["tensors"][number % len(model["tensors"])]))
+    if model["tensors"]:
+        model["tensors"].append(list(model["tensors"][number % len(model["tensors"])]))
 
 
 _GGUF_EDITS: Mapping[str, Callable[..., None]] = {

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import kit
 from octavo.checkpoint.gguf import FORMATS
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, NotEnoughMemoryError
 from octavo.models.decoder import Decoder
 from octavo.models.files import INDEX, embedded_path
 
@@ -341,3 +341,18 @@ def test_smollm2_gives_the_same_tokens_over_prompts_of_all_lengths(
             logits[list(model.spec.eos_token_ids)] = -torch.inf  # as min_new_tokens does
             found.append(int(logits.argmax()))
         assert found == wanted, length
+
+
+def test_tables_larger_than_the_weights_are_not_made(folder: Path) -> None:
+    """A window that only a damaged config can name."""
+    toys.edit_config(folder, max_position_embeddings=2**30)
+    with pytest.raises(NotEnoughMemoryError, match=r"64\.0 GiB, more than the weights; set max_"):
+        toys.load(folder)
+    assert toys.load(folder, max_model_len=64).spec.max_position == 2**30
+
+
+def test_rotary_fields_that_give_no_frequencies_are_an_error(folder: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    toys.edit_config(folder, rope_theta=1.0, rope_scaling=scaling)
+    with pytest.raises(CheckpointError, match=r"tiny: the rotary embedding's fields give no"):
+        toys.load(folder)
