@@ -140,7 +140,10 @@ async def _framework_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
-    return _error_response(fault_of(error))  # Starlette raises it again, for the log
+    # Starlette raises it again, for the log, upon which uvicorn closes the connection.
+    fault = fault_of(error)
+    fault.headers["Connection"] = "close"
+    return _error_response(fault)
 
 
 def _error_response(fault: HTTPError) -> Response:
