@@ -91,10 +91,10 @@ def capture_steps(
     backend, sizes = model.backend, device.capture_sizes(max_tokens)
     if not (sizes and backend.capabilities.graph_safe and isinstance(backend, CaptureSafe)):
         return None
-    inputs = StaticInputs(model, builder.build(_dummy_step(sizes[-1], builder)))
+    inputs = StaticInputs(model, builder.build(_probe_step(sizes[-1], builder)))
     runs: dict[int, CapturedRun] = {}
     for size in sizes:
-        step = builder.build(_dummy_step(size, builder))
+        step = builder.build(_probe_step(size, builder))
         try:
             runs[size] = _capture(device, model, cache, inputs, step)
         except CaptureError as error:
@@ -148,13 +148,13 @@ def _replays(
     replay runs first: an ordinary step might prepare what the replay should prepare itself.
     """
     third = size // 3
-    step = builder.build(_dummy_step(max(1, third), builder, start=third, first_token=1))
+    step = builder.build(_probe_step(max(1, third), builder, start=third, first_token=1))
     replayed = captured.forward(step.token_ids, step.metas).clone()
     metas = cache.per_layer(step.metas)
     return torch.equal(replayed, model.forward(step.token_ids, metas, cache.layers))
 
 
-def _dummy_step(
+def _probe_step(
     tokens: int, builder: BatchBuilder, start: int = 0, first_token: int = 0
 ) -> StepPlan:
     """A step of `tokens` tokens of one prompt, from `start` on, in the blocks from 1 on.
