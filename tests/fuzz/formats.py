@@ -65,7 +65,9 @@ def edit_json(value: Any, edits: Sequence[Edit]) -> Any:
     """Set, remove, double and swap values by their path; a path that is not there changes
     nothing."""
     value = copy.deepcopy(value)
-    for name, path, *rest in edits:
+    # Each edit's values are its own: one that is put into itself could not be written.
+    for edit in edits:
+        name, path, *rest = copy.deepcopy(edit)
         if not path and name == "set":
             value = rest[0]
             continue
