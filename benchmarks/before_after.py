@@ -1,7 +1,7 @@
 """Compares this checkout with another one: answers equal to the bit, and the speed of each.
 
     python -m benchmarks.before_after --before DIR [--workloads W1,W2,W3,W4] [--reps 3]
-        [--engine octavo] [--skip-answers | --skip-speed] [--save]
+        [--engine octavo] [--start-reps 7] [--skip-answers | --skip-speed] [--save]
 
 DIR is a checkout of an earlier commit (`git worktree add DIR COMMIT`). Answers: the hashes of
 `benchmarks.answers` in every mode, on this processor and restricted to AVX2. Speed: one engine
@@ -37,8 +37,9 @@ def main() -> int:
         rows += [_answers(before, "native", {}, list(answers.MODES))]
         rows += [_answers(before, "AVX2", _AVX2, list(_AVX2_MODES))]
     if not args.skip_speed:
-        rows += _speed(before, args.engine, args.workloads, args.reps)
-        rows.append(_start(before, args.reps))
+        if args.workloads != [""]:
+            rows += _speed(before, args.engine, args.workloads, args.reps)
+        rows.append(_start(before, args.start_reps))
     for values in rows if args.save else ():
         save(values)
     print(table(("comparison", "before", "after", "ratio"), [_line(values) for values in rows]))
@@ -55,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--skip-answers", action="store_true")
     parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument("--start-reps", type=int, default=7)
     parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
     return parser.parse_args()
 
@@ -123,7 +125,9 @@ def _start(before: Path, reps: int) -> dict[str, Any]:
     for repetition in range(reps + 1):
         for which, root in enumerate((before, ROOT)):
             command = [sys.executable, "-m", "benchmarks.first_token", str(model)]
-            environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+            # As in benchmarks.startup: users' Pythons keep byte code, whatever this one does.
+            environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+            environment["PYTHONPATH"] = str(root / "src")
             done = subprocess.run(
                 command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )
