@@ -126,7 +126,6 @@ def from_config(
     hidden = fields.integer("hidden_size")
     extra = Fields(str(Path(source).with_name(GENERATION)), generation or {})
     quantized = declared(source, fields.get("quantization_config"), quantization_files)
-    granite = family.multipliers
     return ModelSpec(
         family=family,
         wrapper=wrapper,
@@ -143,12 +142,10 @@ def from_config(
         mlp_bias=_bias(family.mlp_bias, fields.flag("mlp_bias")),
         embedding_scale=(
             fields.number("embedding_multiplier", 1.0)
-            if granite
-            else hidden**0.5
-            if family.sqrt_embedding
-            else 1.0
+            if family.multipliers
+            else family.fixed_embedding_scale(hidden)
         ),
-        logit_divisor=fields.number("logits_scaling", 1.0) if granite else 1.0,
+        logit_divisor=fields.number("logits_scaling", 1.0) if family.multipliers else 1.0,
         logit_soft_cap=_soft_cap(family, fields, "final_logit_softcapping"),
         eos_token_ids=tuple(dict.fromkeys(fields.ids("eos_token_id") + extra.ids("eos_token_id"))),
         bos_token_id=fields.optional("bos_token_id", 0),

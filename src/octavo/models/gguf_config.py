@@ -49,7 +49,6 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
         family.norm_bias,
         family.norm_cast_first,
     )
-    granite = family.multipliers
     qkv = "attn_qkv" if family.fused else "attn_q"
     return ModelSpec(
         family=family,
@@ -66,12 +65,10 @@ def read(path: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTen
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         embedding_scale=(
             fields.number("embedding_scale", 1.0)
-            if granite
-            else hidden**0.5
-            if family.sqrt_embedding
-            else 1.0
+            if family.multipliers
+            else family.fixed_embedding_scale(hidden)
         ),
-        logit_divisor=fields.number("logit_scale", 1.0) if granite else 1.0,
+        logit_divisor=fields.number("logit_scale", 1.0) if family.multipliers else 1.0,
         logit_soft_cap=(
             fields.maybe_number("final_logit_softcapping") if family.soft_caps else None
         ),

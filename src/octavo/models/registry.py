@@ -89,6 +89,10 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decoder: str = "octavo.models.decoder:Decoder"
 
+    def fixed_embedding_scale(self, hidden_size: int) -> float:
+        """The factor of token embeddings where no field of the config gives one."""
+        return hidden_size**0.5 if self.sqrt_embedding else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:

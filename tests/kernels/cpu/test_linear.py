@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.kernels.cpu.products import flawed, weight
 
 from octavo.kernels.cpu import linear, target
-from octavo.kernels.cpu.batch_invariant import Product, cancelling_inputs
+from octavo.kernels.cpu.batch_invariant import cancelling_inputs
 from octavo.kernels.cpu.linear import CpuProducts
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -20,11 +21,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rows + columns)
-    return (torch.randn(rows, columns, generator=generator) / columns**0.5).to(dtype)
 
 
 @pytest.fixture(params=[True, False], ids=["tiles", "onednn"])
@@ -60,20 +56,6 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int, columns: int, dtype: to
     for count in ROW_COUNTS:
         assert torch.equal(product(x[:count]), whole[:count]), count
         assert torch.equal(product(x[-count:]), whole[-count:]), count
-
-
-def flawed(w: torch.Tensor, bad: set[int]) -> Product:
-    """A product that sums in another order at the row counts in `bad`."""
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        wide, ours, half = x.float(), w.float(), x.shape[1] // 2
-        if len(x) in bad:
-            out = [ours[:, :half] @ row[:half] + ours[:, half:] @ row[half:] for row in wide]
-        else:
-            out = [ours @ row for row in wide]
-        return torch.stack(out).to(x.dtype)
-
-    return product
 
 
 def test_a_later_layer_makes_an_inconclusive_probe_conclusive(
