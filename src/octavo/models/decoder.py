@@ -397,12 +397,6 @@ def _log_departure(rope: RopeSpec, longest: int) -> None:
         )
 
 
-def _first_rows(weight: torch.Tensor | quant.Codes, count: int) -> torch.Tensor | quant.Codes:
-    if isinstance(weight, quant.Codes):
-        return weight.map(lambda rows: rows[:count])
-    return weight[:count]
-
-
 def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
     """The parameters of one layer, without its prefix."""
     hidden, inner, attention = spec.hidden_size, spec.intermediate_size, layer.attention
