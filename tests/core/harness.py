@@ -316,3 +316,19 @@ def same_as_alone_of(bench: Bench, name: str) -> None:
 
 def say(*script: int) -> Callable[[tuple[int, ...], SampleSpec], int]:
     return lambda history, spec: script[min(spec.position, len(script) - 1)]
+
+
+def disturb(bench: Bench, rng: random.Random, number: int) -> set[str]:
+    """Abort, end a choice of, or leave alone one of the requests r0 to r`number`, and now and then
+    reset the prefix cache; the requests that were ended."""
+    victim, ended = f"r{rng.randrange(number + 1)}", set[str]()
+    if rng.random() < 0.15:
+        bench.scheduler.abort(victim)
+        ended.add(victim)
+    elif rng.random() < 0.1:
+        bench.scheduler.finish_choice(victim, rng.randrange(3))
+        ended.add(victim)
+    if rng.random() < 0.03:
+        bench.kv.reset_prefix_cache()
+    bench.scheduler.check()
+    return ended

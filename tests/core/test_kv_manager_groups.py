@@ -8,7 +8,7 @@ where it is read.
 import random
 
 import pytest
-from tests.core.harness import Bench, alone, make
+from tests.core.harness import Bench, alone, disturb, make
 from tests.core.test_scheduler import POLICIES, drafter
 
 from octavo.core.kv_manager import KVManager
@@ -86,16 +86,7 @@ def test_random_operations(layout: str, policy: str, mode: str) -> None:
                 priority=rng.choice([0, 0, 1, 5]),
             )
         )
-        victim = f"r{rng.randrange(number + 1)}"
-        if rng.random() < 0.15:
-            bench.scheduler.abort(victim)
-            ended.add(victim)
-        elif rng.random() < 0.1:
-            bench.scheduler.finish_choice(victim, rng.randrange(3))
-            ended.add(victim)
-        if rng.random() < 0.03:
-            bench.kv.reset_prefix_cache()
-        bench.scheduler.check()
+        ended |= disturb(bench, rng, number)
     bench.run(depth=depth)
     bench.requests = {k: v for k, v in bench.requests.items() if k not in ended}
     same_as_alone(bench, limit)

@@ -13,6 +13,7 @@ from tests.core.harness import (
     Bench,
     Outcome,
     alone,
+    disturb,
     logprobs_of,
     make,
     prompt,
@@ -546,16 +547,7 @@ def test_random_operations(seed: int, mode: str, policy: str, depth: int, drafts
             deadline=rng.choice([None, bench.now + 1]),
         )
         bench.add(request)
-        victim = f"r{rng.randrange(number + 1)}"
-        if rng.random() < 0.15:
-            bench.scheduler.abort(victim)
-            gone.add(victim)
-        elif rng.random() < 0.1:
-            bench.scheduler.finish_choice(victim, rng.randrange(3))
-            gone.add(victim)
-        if rng.random() < 0.03:
-            bench.kv.reset_prefix_cache()
-        bench.scheduler.check()
+        gone |= disturb(bench, rng, number)
     bench.run(depth=depth)
     bench.requests = {k: v for k, v in bench.requests.items() if k not in gone}
     same_as_alone(bench)
