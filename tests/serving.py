@@ -16,9 +16,10 @@ import httpx
 
 import kit
 import octavo
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig
 from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import bind
+from octavo.server.options import ServerConfig
 from octavo.server.run import Runner
 from octavo.server.service import Service
 

@@ -5,8 +5,9 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from octavo.config import EngineConfig, ServerConfig, add_flags, flag_name
+from octavo.config import EngineConfig, add_flags, flag_name
 from octavo.errors import ConfigError
+from octavo.server.options import ServerConfig
 
 TREES = [EngineConfig, ServerConfig]
 

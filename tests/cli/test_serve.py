@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from octavo.cli.main import command_parser, main
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.server.options import ServerConfig
 
 
 @pytest.fixture

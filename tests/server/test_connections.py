@@ -16,10 +16,10 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.connections import Connection, Connections, State
 from octavo.server.limits import HTTPLimits
+from octavo.server.options import ServerConfig
 from serving import Process, wait_until
 
 LIMITS = HTTPLimits(head_bytes=200)

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.listener import address_of, bind
+from octavo.server.options import ServerConfig
 
 
 @pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 8000), ("203.0.113.1", 8000)])

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig
+from octavo.server.options import ServerConfig
 from octavo.server.service import _served_names
 from serving import Server, wait_until, write_model
 

@@ -5,9 +5,10 @@ import sys
 from dataclasses import fields
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
-from octavo.config import EngineConfig, ServerConfig, add_flags
+from octavo.config import EngineConfig, add_flags
 from octavo.log import api_key_from_environment, configure
 from octavo.server.listener import bind
+from octavo.server.options import ServerConfig
 
 # vLLM's names for flags that have another name here.
 _ALIASES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.config import ServerConfig
 from octavo.server.middleware import OPEN_PATHS
+from octavo.server.options import ServerConfig
 from octavo.server.protocol import without_effect
 from octavo.version import __version__
 

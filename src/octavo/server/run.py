@@ -17,13 +17,14 @@ from typing import Any, cast
 
 import uvicorn
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR
 from octavo.log import get_logger
 from octavo.server.app import create_app
 from octavo.server.connections import Connection, Connections
 from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import Listener, address_of
+from octavo.server.options import ServerConfig
 from octavo.server.service import Service
 from octavo.version import __version__
 

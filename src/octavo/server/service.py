@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.engine.client import EXECUTOR, EngineClient
 from octavo.errors import EngineError, OctavoError
@@ -20,6 +20,7 @@ from octavo.log import get_logger
 from octavo.params import SamplingParams
 from octavo.server.errors import HTTPError
 from octavo.server.metrics import Metrics
+from octavo.server.options import ServerConfig
 from octavo.server.prompts import PromptEncoder
 
 logger = get_logger(__name__)
