@@ -22,6 +22,7 @@ from octavo.engine.client import EXECUTOR
 from octavo.log import get_logger
 from octavo.server.app import create_app
 from octavo.server.connections import Connection, Connections
+from octavo.server.gate import Gate
 from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import Listener, address_of
 from octavo.server.options import ServerConfig
@@ -29,6 +30,9 @@ from octavo.server.service import Service
 from octavo.version import __version__
 
 logger = get_logger(__name__)
+
+_LAST_SECONDS = 1.0  # for the error events of requests that a drain has ended
+_GRACE_SECONDS = 5  # for clients that read slowly, after the listener is closed
 
 
 class _Server(uvicorn.Server):
@@ -51,9 +55,10 @@ class Runner:
         limits = replace(limits, keep_alive_seconds=options.keep_alive_timeout)
         self._listener = listener
         self._connections = Connections(limits, 0)
+        self._gate = Gate(create_app(service), service)
         self._server = _Server(
             uvicorn.Config(
-                create_app(service),
+                self._gate,
                 http=cast(Any, functools.partial(Connection, table=self._connections)),
                 backlog=limits.backlog,
                 # uvicorn's own timer; `Connections` also ends connections that never ask.
@@ -66,7 +71,7 @@ class Runner:
                 server_header=False,
                 root_path=options.root_path,
                 # A last resort: `abort_all` ends the requests that outlast the drain.
-                timeout_graceful_shutdown=int(options.drain_timeout) + 5,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )
         self._share_descriptors()
@@ -92,15 +97,22 @@ class Runner:
         return 1 if self.service.failure and not self.service.draining else 0
 
     def drain(self) -> None:
-        """Take no new requests, let running ones finish in time. A second call ends them now."""
+        """Refuse new requests, let running ones finish in time. A second call ends them now.
+
+        The listener stays open until then: clients and probes are told that the server leaves.
+        """
+        loop = asyncio.get_running_loop()
         if self.service.draining:
             self.service.abort_all()
+            loop.call_later(_LAST_SECONDS, self._leave)
             return
         seconds = self.service.options.drain_timeout
         logger.info("shutting down; running requests have %g s (again: end them now)", seconds)
         self.service.draining = True
-        asyncio.get_running_loop().call_later(seconds, self.service.abort_all)
-        self._leave()
+        loop.call_later(seconds, self.service.abort_all)
+        loop.call_later(seconds + _LAST_SECONDS, self._leave)
+        self._drained = loop.create_task(self._gate.idle())
+        self._drained.add_done_callback(lambda _: self._leave())
 
     def _leave(self) -> None:
         self._server.should_exit = True

@@ -84,7 +84,8 @@ class Answer(Response):
 class EventStream(Response):
     """An ASGI response that sends each value of `values` as an event, and then `[DONE]`.
 
-    An error of `values` is sent as one event of the error shape. `close` is as in `Answer`.
+    An error of `values` is sent as one event of the error shape. `close` is as in `Answer`: its
+    counters and its log line are there before the client reads the end.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class EventStream(Response):
         self._values = values
         self._extra = headers
         self._close = close
+        self._closed = False
         self._error: Exception | None = None
         self._stall_timeout = stall_timeout
         self._sending_since: float | None = None
@@ -109,7 +111,7 @@ class EventStream(Response):
                 work, receive, self._stalled, self._stall_timeout / 4
             )
         finally:
-            self._close(self._error)
+            self._end()
         if not disconnected:
             work.result()
 
@@ -136,7 +138,13 @@ class EventStream(Response):
             await put(event(log_fault(error).body()))
         finally:
             await self._values.aclose()
+        self._end()
         await put(DONE, more=False)
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._close(self._error)
 
     def _stalled(self) -> bool:
         since = self._sending_since
