@@ -9,7 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constraints.txt
 PULL := $(VENV)/bin/octavo pull smollm2
-SOURCES := src tests benchmarks scripts
+SOURCES := src tests benchmarks scripts examples
 
 .PHONY: help demo serve test test-slow fuzz lint format docs bench serving clients startup report clean
 
@@ -40,7 +40,7 @@ lint: $(VENV)/.dev ## ruff (rules and format) and mypy (strict)
 	@$(PY) -m ruff format --check --quiet $(SOURCES) \
 		|| { echo "run 'make format'" >&2; exit 1; }
 	@$(PY) -m mypy --no-error-summary
-	@$(PY) -m mypy --no-error-summary --explicit-package-bases scripts benchmarks
+	@$(PY) -m mypy --no-error-summary --explicit-package-bases scripts benchmarks examples
 
 format: $(VENV)/.dev ## format the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES)

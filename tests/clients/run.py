@@ -25,6 +25,7 @@ from benchmarks.server import ServeProcess
 from octavo.log import cache_dir
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 KEY = "a-key"
 # Its program asks for the version of "vllm", which this build for CPUs is not called.
 _VLLM = """
@@ -62,6 +63,12 @@ def _library(name: str) -> Callable[[int], list[str]]:
         return [str(python), str(HERE / "defaults.py"), name, _url(port), KEY, "smollm2"]
 
     return command
+
+
+def langchain_example(port: int) -> list[str]:
+    python = python_of("langchain_openai", (VERSIONS["langchain_openai"],))
+    script = EXAMPLES / "langchain_client.py"
+    return [str(python), str(script), "--url", _url(port), "--api-key", KEY]
 
 
 def guidellm(port: int) -> list[str]:
@@ -110,6 +117,7 @@ def _url(port: int) -> str:
 CLIENTS: dict[str, Callable[[int], list[str]]] = {
     "openai_npm": openai_npm,
     "langchain_openai": _library("langchain_openai"),
+    "langchain_example": langchain_example,
     "litellm": _library("litellm"),
     "guidellm": guidellm,
     "vllm_bench": vllm_bench,

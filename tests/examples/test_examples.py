@@ -1,0 +1,177 @@
+"""Every example runs, and prints what its docstring says.
+
+Here each runs in this process over an executor without weights (`engine/fake.py`), so that all
+take seconds together; the attention backend, which needs tensors, over a toy; clients over the
+tests' scripted server. The slow test runs each as a user does, over the embedded model.
+"""
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts.docs import ROOT
+
+from octavo.config import EngineConfig
+from octavo.core.plan import RunnerLimits
+from octavo.core.policy import create_policy
+from octavo.engine.fake import FakeRunner
+from octavo.llm import LLM, OFFLINE_FIFO
+from octavo.text.tokenizer import load_tokenizer
+from serving import PYTHONPATH, Server, write_model
+
+EXAMPLES = ROOT / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+NEEDS_SERVER = {"openai_client", "langchain_client"}
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs an example as a program in this process; returns what it printed."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def fake(run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run`, with an LLM that computes nothing: its answers are letters."""
+    tokenizer = load_tokenizer(tiny_folder)
+
+    def make(model: str, *, scheduler: Any = OFFLINE_FIFO, **options: Any) -> LLM:
+        config = EngineConfig.from_options({"model": model, **options})
+        limits = RunnerLimits(
+            num_blocks=2049, block_size=16, block_bytes=1024, max_model_len=8192,
+            vocab_size=tokenizer.vocab_size, eos_token_ids=(), model=model, architecture="fake",
+            dtype="none", kv_cache_dtype="none", device="none",
+        )  # fmt: skip
+        runner = FakeRunner(limits, lambda history, spec: 97 + len(history) % 26)
+        return LLM.over(runner, tokenizer, config, create_policy(scheduler))
+
+    monkeypatch.setattr("octavo.LLM", make, raising=False)
+    return run
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        folder = write_model(tmp_path_factory.mktemp("examples") / "scripted")
+        with Server(folder, {}) as server:
+            yield f"{server.url}/v1"
+
+
+def test_offline_batch(fake: Run) -> None:
+    printed = fake("offline_batch")
+    assert printed.count(" -> ") == 4
+    assert re.search(r"^96 tokens, \d+ tokens/s$", printed, re.MULTILINE)
+
+
+def test_chat_finds_the_earlier_turns_in_the_cache(fake: Run) -> None:
+    cached = re.findall(r"\[(\d+) prompt tokens, (\d+) cached\]", fake("chat"))
+    (_, first), (second_prompt, second), (_, third) = cached
+    assert int(first) == 0
+    assert 0 < int(second) < int(second_prompt)
+    assert int(third) > int(second)
+
+
+def test_streaming_leaves_nothing_running(fake: Run) -> None:
+    printed = fake("streaming")
+    assert "first token after" in printed
+    assert "[stopped; 0 requests are running]" in printed
+
+
+def test_priorities_put_the_urgent_and_the_short_first(fake: Run) -> None:
+    lines = fake("priorities").splitlines()
+    assert lines[0].startswith("priority -1")
+    tokens = [int(length) for length in re.findall(r"(\d+) prompt tokens", "\n".join(lines))]
+    assert max(tokens[:3]) < min(tokens[3:])
+    assert lines[-1] == "weight_fn failed 0 times"
+
+
+def test_a_latency_target_is_reported(fake: Run) -> None:
+    lines = fake("latency_target").splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["fifo", "slo"]
+    assert "tokens per step at most" in lines[2]
+
+
+def test_a_custom_scheduler_serves_every_user_before_a_third_request_of_one(fake: Run) -> None:
+    *lines, last = fake("custom_scheduler").splitlines()
+    assert {line.split()[1] for line in lines[:4]} == {"1", "2", "3"}
+    assert {line.split()[1] for line in lines[-3:]} == {"1"}
+    assert last.startswith("policy errors: 0, metrics: {'most_tokens':")
+
+
+def test_a_custom_attention_backend_gives_the_same_answer(run: Run, tiny_folder: Path) -> None:
+    first, second = run("custom_attention", "--model", str(tiny_folder)).splitlines()
+    assert first.startswith("gather ")
+    assert second.startswith("torch ")
+    assert first.split(None, 1)[1] == second.split(None, 1)[1]
+
+
+def test_a_shared_prefix_is_found(fake: Run) -> None:
+    printed = fake("shared_prefix")
+    cached = [int(found) for found in re.findall(r"\[(\d+) of \d+ cached\]", printed)]
+    assert min(cached[2:]) > 400  # each passage was seen in one of the first two questions
+    assert re.search(r"hit rate: [1-9]\d%", printed)
+
+
+def test_the_openai_client(run: Run, url: str) -> None:
+    printed = run("openai_client", "--url", url, "--model", "scripted")
+    assert "answer: abc" in printed
+    assert "stream: abc" in printed
+    assert printed.count(" -> 'abc") == 2
+    assert "'param': 'temperature'" in printed
+
+
+def test_langchain(run: Run, url: str) -> None:
+    pytest.importorskip("langchain_openai", reason="`make clients` runs it in its environment")
+    printed = run("langchain_client", "--url", url, "--model", "scripted")
+    assert "chain: abc" in printed
+    assert "stream: abc" in printed
+    assert printed.count("batch: abc") == 2
+
+
+def test_every_example_has_a_test_and_a_line_in_the_index() -> None:
+    tests = " ".join(name for name in globals() if name.startswith("test_"))
+    source = Path(__file__).read_text()
+    index = (EXAMPLES / "README.md").read_text()
+    for name in NAMES:
+        assert f'("{name}"' in source, f"no test runs {name}: {tests}"
+        assert f"({name}.py)" in index
+    assert set(re.findall(r"\((\w+)\.py\)", index)) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_short_and_says_what_it_prints(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text()
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert "rints" in docstring
+    assert f"python examples/{name}.py" in docstring
+    assert len(text.splitlines()) <= 120
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS_SERVER])
+def test_an_example_over_the_embedded_model(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
