@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from octavo.engine.interrupts import interrupts_deferred
+
 
 class FairLock:
     """A lock that threads acquire in FIFO order.
@@ -91,7 +93,10 @@ class SharedSteps:
             self._release()
 
     def advance(self, ready: Callable[[], bool]) -> None:
-        """Return once `ready`: step until then, or wait while another thread steps."""
+        """Return once `ready`: step until then, or wait while another thread steps.
+
+        Ctrl-C raises between two steps; outputs of the last one are then ready.
+        """
         if ready():
             return
         with self._stepper:
@@ -101,9 +106,11 @@ class SharedSteps:
                 return
             self._stepping = True
         try:
-            while not ready():
-                with self.exclusive():
-                    self._step()
+            with interrupts_deferred() as check_interrupt:
+                while not ready():
+                    with self.exclusive():
+                        self._step()
+                    check_interrupt()
         finally:
             with self._stepper:
                 self._stepping = False
