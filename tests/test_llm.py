@@ -4,6 +4,7 @@ Tests named after a row of the bug cases show that the fault of that row is not 
 CHAIN checkpoints say what a test scripts, so texts are compared character by character.
 """
 
+import gc
 import math
 import os
 import random
@@ -25,6 +26,7 @@ from octavo.errors import (
     RequestError,
     RequestTypeError,
 )
+from octavo.kernels.cpu import memory
 from octavo.params import RequestOutputKind
 from octavo.schedulers import PriorityScheduler
 
@@ -701,6 +703,78 @@ def test_a_stream_waits_for_space_in_the_queue(tiny_folder):
     streams[1].close()
     assert len(list(streams[3])) == len(list(streams[2])) == 8
     assert not llm.engine.has_work()
+
+
+# The end of an LLM
+
+
+def resident():
+    return memory.resident_bytes() / 2**20
+
+
+def written(folder, **options):
+    """An LLM of 80 MiB of KV, all of it written, and the memory that is resident then."""
+    llm = load(folder, num_gpu_blocks_override=10239, enforce_eager=True, swap_space=0, **options)
+    for tensor in llm.engine.executor.cache.tensors:
+        tensor.fill_(1)
+    llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+    return llm, resident()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "del"])
+def test_the_memory_goes_back_to_the_system(tiny_folder, how):
+    """At once, without the garbage collector; and one engine after another takes no more."""
+    written(tiny_folder)[0].close()  # kernels and libraries stay
+    before = resident()
+    gc.disable()
+    try:
+        for _ in range(3):
+            llm, held = written(tiny_folder)
+            assert held > before + 75
+            if how == "del":
+                del llm
+            elif how == "close":
+                llm.close()
+            else:
+                with llm as entered:
+                    assert entered is llm
+            assert resident() < before + 15
+    finally:
+        gc.enable()
+
+
+def test_a_closed_llm_says_so_and_may_be_closed_again(tiny_folder):
+    with load(tiny_folder) as llm:
+        stream = llm.stream([1, 2, 3], GREEDY)
+        next(stream)
+        assert llm.engine.explain()["attention"] == "cpu"
+    llm.close()
+    uses = [
+        lambda: llm.generate("a", GREEDY, use_tqdm=False),
+        lambda: llm.chat([{"role": "user", "content": "a"}], use_tqdm=False),
+        lambda: list(llm.stream("a")),
+        lambda: next(stream),
+        llm.reset_prefix_cache,
+        llm.__enter__,
+    ]
+    for use in uses:
+        with pytest.raises(EngineError, match="this LLM was closed; make a new one"):
+            use()
+    assert llm.engine.stats.generation_tokens == 1
+    assert llm.engine.explain()["attention"] == "cpu"
+
+
+def test_closing_ends_the_calls_of_other_threads(tiny_folder):
+    llm = load(tiny_folder, max_num_seqs=1)
+    long = GREEDY.with_(max_tokens=200)
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(llm.generate, [[i, 2]] * 20, long, use_tqdm=False) for i in range(3)]
+        while not llm.engine.stats.steps:
+            time.sleep(0.001)
+        llm.close()
+        for job in jobs:
+            with pytest.raises(EngineError, match="closed"):
+                job.result(20)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"scheduler": "priority"}])

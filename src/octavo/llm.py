@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -46,7 +47,8 @@ class LLM:
     ConfigError for an unknown or invalid keyword, a missing or broken model, or too little memory.
 
     Threads may share an LLM: their requests run in the same steps. Processes may not: after a
-    fork, the child gets an EngineError.
+    fork, the child gets an EngineError. Memory is returned by `close`, at the end of a `with`, or
+    when the LLM is deleted.
 
     >>> llm = LLM("smollm2")
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].outputs[0].text
@@ -85,7 +87,9 @@ class LLM:
         self._chat_template = read_chat_template(given) if given else None
         self._ids = itertools.count()
         self._owner = Owner("this LLM")
-        self._steps = SharedSteps(self._step)
+        self._closed = False
+        this = weakref.ref(self)  # not a cycle: `del llm` returns the memory at once
+        self._steps = SharedSteps(lambda: _referent(this)._step())
         self._waiting: deque[tuple[Prompted, _Box]] = deque()  # for space in the engine's queue
         self._boxes: dict[str, _Box] = {}  # of requests in flight
 
@@ -172,7 +176,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Drop the cached prefixes. False if running requests still hold some."""
-        self._check_owner()
+        self._check_usable()
         with self._steps.exclusive():
             return self.engine.reset_prefix_cache()
 
@@ -186,14 +190,27 @@ class LLM:
         return SamplingParams(**self.engine.limits.generation_defaults)
 
     def close(self) -> None:
-        """Release the memory. The LLM cannot be used afterwards. In a fork, does nothing."""
+        """Return the memory to the system; calls in other threads fail with an EngineError.
+
+        The LLM cannot be used afterwards. May be called again; in a fork, does nothing.
+        """
         if self._owner.is_here():
             with self._steps.exclusive():
+                self._closed = True
                 self.engine.close()
 
-    def _check_owner(self) -> None:
+    def __enter__(self) -> "LLM":
+        self._check_usable()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
         if not self._owner.is_here():
             raise EngineError(self._owner.complaint())
+        if self._closed:
+            raise EngineError("this LLM was closed; make a new one")
 
     def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:
         options["chat_template"] = options.get("chat_template") or self._chat_template
@@ -209,7 +226,7 @@ class LLM:
         deadline: float | Sequence[float | None] | None = None,
     ) -> list[Prompted]:
         """One checked request for each prompt; none is added to the engine yet."""
-        self._check_owner()
+        self._check_usable()
         count, now = len(prompts), self.engine.clock()
         each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
         ranks = _spread("priority", priority, count)
@@ -323,7 +340,7 @@ class LLM:
             with self._steps.exclusive():
                 self._waiting.append((request, box))
             while not finished:
-                self._check_owner()
+                self._check_usable()
                 self._steps.advance(box.is_ready)
                 for output in box.take():
                     finished = output.finished
@@ -351,6 +368,13 @@ class _Box:
             raise self.error
         while self.outputs:
             yield self.outputs.popleft()
+
+
+def _referent(reference: "weakref.ref[LLM]") -> LLM:
+    """The LLM that a weak reference is to: whoever steps has it in use."""
+    llm = reference()
+    assert llm is not None
+    return llm
 
 
 def _is_conversation(value: object) -> bool:

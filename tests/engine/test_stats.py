@@ -1,5 +1,6 @@
 """Numbers that add up: each statistic against what was put in, on a clock that the test moves."""
 
+import json
 from dataclasses import fields
 
 import msgspec
@@ -117,6 +118,22 @@ def test_the_state_of_the_policy_goes_by_its_name(recorder):
     assert fifo.policy == {}
     with pytest.raises(AttributeError, match="no 'troughput'"):
         fifo.troughput  # noqa: B018
+
+
+def test_a_snapshot_as_a_dict_is_json_and_printed_one_statistic_a_line(recorder):
+    recorder.arrived(make("a", [1]))
+    recorder.step(plan(1, a=1), [Update("a", 0, (7,), finish_reason="stop")], 0.0, 1.5)
+    found = recorder.snapshot(Bench(policy=SLOScheduler(p99_itl_ms=50)).scheduler, 3.0)
+    plain = found.as_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["throughput"] == pytest.approx(1 / 3)
+    assert plain["finished"] == {"stop": 1}
+    assert plain["ttft"]["p99"] == 1.5
+    assert plain["slo"]["reason"] == "nothing measured yet"
+    assert "policy_state" not in plain
+    lines = str(found).splitlines()
+    assert len(lines) == len(plain)
+    assert lines[0].split() == ["throughput", "0.3333"]
 
 
 def test_what_a_policy_publishes_is_there_by_name(recorder):

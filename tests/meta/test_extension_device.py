@@ -77,6 +77,9 @@ class ToyDevice(ReferenceSampling):
         step()
         return 2**20
 
+    def release(self):
+        pass
+
     def empty(self, shape, dtype):
         return torch.empty(shape, dtype=dtype)
 

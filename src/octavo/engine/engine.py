@@ -142,11 +142,17 @@ class Engine:
         return self.scheduler.kv.reset_prefix_cache()
 
     def close(self) -> None:
+        """Release the executor's memory. May be called again."""
         self._dead = self._dead or "it was closed"
         self.executor.close()
 
+    def explain(self) -> dict[str, str]:
+        """What implements each operation, and why."""
+        return dict(self.capabilities.explain)
+
     @property
     def stats(self) -> EngineStats:
+        """A snapshot; `print` shows it, `as_dict()` is for JSON."""
         return self.recorder.snapshot(self.scheduler, self.clock())
 
     def slots(self) -> dict[str, tuple[int, int, int]]:

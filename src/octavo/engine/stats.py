@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+import msgspec
+
 from octavo.core.kv_manager import KVUsage
 from octavo.core.plan import StepPlan
 from octavo.core.policy import policy_names
@@ -262,6 +264,23 @@ class EngineStats:
         empty=type(None),
     )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, under the attributes' names; percentiles are dicts.
+
+        The state of the policy is under the policy's name, as it is an attribute.
+        """
+        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        if (state := found.pop("policy_state")) is not None:
+            found[self.policy_name] = state
+        plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
+        return plain
+
+    def __str__(self) -> str:
+        """One statistic a line."""
+        values = self.as_dict()
+        width = max(map(len, values))
+        return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in values.items())
+
     def __getattr__(self, name: str) -> Any:
         """The state of the policy of this name."""
         if not name.startswith("policy"):
@@ -270,6 +289,12 @@ class EngineStats:
             if name in policy_names():
                 return None
         raise AttributeError(f"the statistics have no {name!r}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(slots=True)

@@ -60,6 +60,10 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
         """Run `step`; returns the peak increase of used memory, in bytes."""
         ...
 
+    def release(self) -> None:
+        """Return memory whose tensors are gone to the system; the device may be used again."""
+        ...
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory on the device that lives as long as the engine."""
         ...

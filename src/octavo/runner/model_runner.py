@@ -38,6 +38,7 @@ logger = get_logger(__name__)
 # Logits are fp32: this bounds the logits computed at once to 128 MiB.
 _LOGITS_AT_ONCE = 2**25
 _PROBE_TOKENS = 256
+_HEAVY = ("captured", "cache", "builder", "model", "backend")  # attributes that hold tensors
 
 
 class ModelRunner:
@@ -115,7 +116,15 @@ class ModelRunner:
         return capture_steps(self.device, self.model, self.cache, self.builder, most)
 
     def close(self) -> None:
-        del self.cache
+        """Give the weights, the KV and what was captured back to the system. May be repeated."""
+        held = [vars(self).pop(name, None) for name in _HEAVY]
+        if any(part is not None for part in held):
+            del held
+            self.device.release()
+
+    def __del__(self) -> None:
+        if "device" in vars(self):  # otherwise it has not begun to load
+            self.close()
 
     def _draw(self, hidden: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
         """hidden: [sampled tokens, hidden]. A result per sample spec, in the plan's order."""

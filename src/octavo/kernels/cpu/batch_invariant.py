@@ -5,6 +5,7 @@ a row's bits do not depend on the batch, a GEMM is called with a padded or split
 the count itself would change them.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -79,17 +80,20 @@ class BatchInvariantRows(dict[int, int]):
 
 def batch_invariant(product: Product, counts: BatchInvariantRows) -> Product:
     """`product`, called with padded or split row counts where `counts` says so."""
+    return functools.partial(_padded_or_split, product, counts)
 
-    def padded_or_split(x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        count = counts[rows]
-        if count == rows:
-            return product(x)
-        if count > rows:
-            return product(F.pad(x, (0, 0, 0, count - rows)))[:rows]
-        return torch.cat([padded_or_split(part) for part in torch.split(x, count)])
 
-    return padded_or_split
+# Not a closure: one that calls itself is a reference cycle, and would hold its weight until the
+# next garbage collection.
+def _padded_or_split(product: Product, counts: BatchInvariantRows, x: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    count = counts[rows]
+    if count == rows:
+        return product(x)
+    if count > rows:
+        return product(F.pad(x, (0, 0, 0, count - rows)))[:rows]
+    parts = [_padded_or_split(product, counts, part) for part in torch.split(x, count)]
+    return torch.cat(parts)
 
 
 def cancelling_inputs(weight: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,10 @@ class CpuDevice:
     def peak_of(self, step: Callable[[], object]) -> int:
         return memory.peak_of(step)
 
+    def release(self) -> None:
+        """The heap keeps what is freed (`huge_pages.prepare_heap`), so this says it explicitly."""
+        huge_pages.trim_heap()
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Reserved, not touched: the system maps a page when it is first written."""
         tensor = torch.empty(shape, dtype=dtype)

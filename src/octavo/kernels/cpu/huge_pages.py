@@ -68,6 +68,12 @@ def prepare_heap() -> bool:
     return True
 
 
+def trim_heap() -> None:
+    """Return the free pages of the heap to the system, wherever in it they lie. Only on glibc."""
+    if hasattr(_libc(), "malloc_trim"):
+        _libc().malloc_trim(0)
+
+
 def collapse(excluded: Iterable[tuple[int, int]] = ()) -> int:
     """Move the process's private memory outside of `excluded` to huge pages; the bytes moved."""
     if not available():
@@ -132,5 +138,7 @@ def _libc() -> ctypes.CDLL:
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim.argtypes = [ctypes.c_size_t]
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     return libc
