@@ -5,6 +5,7 @@ CHAIN checkpoints say what a test scripts, so texts are compared character by ch
 """
 
 import gc
+import json
 import math
 import os
 import random
@@ -817,3 +818,13 @@ def test_a_fork_is_told_at_once(tiny):
         assert f"was made in process {os.getpid()} and is used in its fork" in line
         assert "make it after the fork, or use the start method 'spawn'" in line
     assert len(list(stream)) == 7
+
+
+def test_metrics_are_times_of_the_wall_in_order(tiny):
+    before = time.time()
+    (output,) = tiny.generate("hello", SamplingParams(max_tokens=3, logprobs=1), use_tqdm=False)
+    times = output.metrics
+    assert before - 1 < times.arrival_time <= times.first_scheduled_time
+    assert times.first_scheduled_time <= times.first_token_time <= times.finished_time
+    assert times.finished_time < time.time() + 1
+    json.dumps(output.as_dict(), allow_nan=False)

@@ -16,6 +16,7 @@ from octavo.engine.admission import admit, deadline_at
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.output import OutputProcessor
+from octavo.engine.preflight import check_names, check_options
 from octavo.engine.sharing import SharedSteps
 from octavo.errors import EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
@@ -60,8 +61,12 @@ class LLM:
         name = scheduler if isinstance(scheduler, str) else "custom"
         config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
         policy = create_policy(scheduler)
+        check_options(config)
+        check_names(config)
+        # Before the weights, so that what is wrong with it shows at once.
         source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
-        self._setup(config, policy, create_executor(config), load_tokenizer(source))
+        tokenizer = load_tokenizer(source)
+        self._setup(config, policy, create_executor(config), tokenizer)
 
     @classmethod
     def over(
@@ -82,7 +87,7 @@ class LLM:
         self.config = config
         self.engine = Engine(config, executor, policy)
         self._tokenizer = tokenizer
-        self._outputs = OutputProcessor(tokenizer)
+        self._outputs = OutputProcessor(tokenizer, time.time() - time.monotonic())
         given = config.chat_template
         self._chat_template = read_chat_template(given) if given else None
         self._ids = itertools.count()

@@ -1,11 +1,23 @@
-"""What a caller gets back, in vLLM's names."""
+"""What a caller gets back, in vLLM's names.
 
-from dataclasses import dataclass, field
-from typing import Literal
+Each type has `as_dict()`, whose result `json.dumps` takes as it is: strings as keys, and no NaN or
+infinity.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+FLOOR = -9999.0  # the lowest log-probability in JSON, which has no infinity
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can hold it."""
+    return logprob if math.isfinite(logprob) and logprob > FLOOR else FLOOR
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
@@ -19,9 +31,21 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
     rank: int
     decoded_token: str
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "logprob": finite(self.logprob),
+            "rank": self.rank,
+            "decoded_token": self.decoded_token,
+        }
+
 
 # One position: token id -> Logprob, the sampled (or prompt) token first, then by rank.
 PositionLogprobs = dict[int, Logprob]
+
+
+def position_as_dict(position: PositionLogprobs) -> dict[str, Any]:
+    """A position's entries under their token ids, which are strings in JSON."""
+    return {str(token): entry.as_dict() for token, entry in position.items()}
 
 
 @dataclass(slots=True)
@@ -44,16 +68,36 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def as_dict(self) -> dict[str, Any]:
+        total, positions = self.cumulative_logprob, self.logprobs
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "cumulative_logprob": None if total is None else finite(total),
+            "logprobs": None if positions is None else [position_as_dict(p) for p in positions],
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times of one request, in seconds of the engine's monotonic clock."""
+    """Times of one request, as `time.time()` has them, and how often it was preempted.
+
+    arrival_time: when it was given to the engine; first_scheduled_time: when it first started to
+    run. Times that have not come yet are None. preemptions: of all its choices, once it is
+    finished.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     preemptions: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -69,3 +113,19 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        known = self.prompt_logprobs
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "outputs": [choice.as_dict() for choice in self.outputs],
+            "finished": self.finished,
+            "prompt_logprobs": None
+            if known is None
+            else [None if position is None else position_as_dict(position) for position in known],
+            "num_cached_tokens": self.num_cached_tokens,
+            "metrics": None if self.metrics is None else self.metrics.as_dict(),
+            "error": self.error,
+        }

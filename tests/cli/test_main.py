@@ -13,7 +13,7 @@ from octavo.errors import ConfigError
 
 
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
-    helpers = {"__init__", "main", "arguments"}
+    helpers = {"__init__", "main", "arguments", "preparation", "prompts"}
     files = {path.stem for path in Path(octavo.cli.__file__).parent.glob("*.py")} - helpers
     assert files == set(frame.COMMANDS)
 

@@ -11,6 +11,7 @@ from octavo.core.scheduler import Update
 from octavo.core.submission import Submission
 from octavo.engine.output import OutputProcessor
 from octavo.errors import RequestError
+from octavo.outputs import RequestMetrics
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.tokenizer import load_tokenizer
 
@@ -384,6 +385,15 @@ def test_times_and_cached_tokens(processor):
     times = last[0].metrics
     assert (times.arrival_time, times.first_token_time, times.finished_time) == (10.0, 11.0, 12.0)
     assert [first[0].num_cached_tokens, last[0].num_cached_tokens] == [32, 32]
+
+
+def test_times_are_those_of_the_wall(tokenizer):
+    processor = OutputProcessor(tokenizer, epoch=1000.0)
+    add(processor, "r", None, [1], SamplingParams(n=2), 10.0)
+    processor.process([Update("r", 0, (65,), scheduled_time=10.5, num_preemptions=2)], 11.0)
+    ends = [Update("r", i, (66,), finish_reason="length", num_preemptions=i + 2) for i in (0, 1)]
+    (last,), _ = processor.process(ends, 12.0)
+    assert last.metrics == RequestMetrics(1010.0, 1010.5, 1011.0, 1012.0, preemptions=5)
 
 
 # --- log-probabilities -------------------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""`octavo generate`: answer prompts from the command line or from standard input, then stop."""
+"""`octavo generate`: answer prompts from the command line, a file or standard input, then stop."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from octavo.cli.arguments import (
     Parser,
@@ -14,12 +15,14 @@ from octavo.cli.arguments import (
     engine_options,
     sampling_options,
 )
-from octavo.errors import RequestError
+from octavo.cli.prompts import Item, add_prompt_flags, is_jsonl, read_items
+from octavo.errors import ConfigError, RequestError
 from octavo.log import configure
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.cli.preparation import Encoded, Preparation
     from octavo.llm import LLM
 
 # `--seed` is the request's here, so the engine's own, for requests without one, is not needed.
@@ -29,17 +32,12 @@ DEFAULTS: dict[str, object] = {"max_tokens": 256}
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "-p",
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="a prompt (may be given several times); default: each line of standard input",
-    )
-    parser.add_argument("--chat", action="store_true", help="each prompt is a user's message")
-    parser.add_argument("--system", metavar="TEXT", help="system message (implies --chat)")
+    add_prompt_flags(parser)
     parser.add_argument("--stream", action="store_true", help="print text as it is generated")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the answers to a file (it is overwritten)"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
     add_engine_flags(parser, SKIP)
     add_sampling_flags(parser, DEFAULTS)
@@ -47,90 +45,120 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     configure(default="info" if args.verbose else "warning")
-    if args.stream and args.json:
-        raise RequestError("--stream shows plain text; leave out --json or --stream")
+    as_json = bool(args.json or is_jsonl(args))
     options = sampling_options(args, DEFAULTS)
-    params = SamplingParams(**options)  # an error is reported before the model is loaded
-    if args.stream and params.n != 1:
-        raise RequestError(f"--stream shows one answer; leave out --n {params.n} or --stream")
-    prompts = read_prompts(args.prompt)
-    llm = start(args)
-    params = llm.get_default_sampling_params().with_(**options)
-    inputs: list[Any] = [conversation(p, args.system) for p in prompts] if _chat(args) else prompts
-    if args.stream:
-        for prompt, item in zip(prompts, inputs, strict=True):
-            _title(prompt, len(prompts))
-            stream_answer(llm, item, params)
-        return 0
-    answer = llm.chat if _chat(args) else llm.generate
-    bar = sys.stderr.isatty() and len(prompts) > 1
-    outputs = answer(inputs, params, use_tqdm=bar)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        _show_json(prompt, output) if args.json else _show(prompt, output, len(prompts))
+    given = SamplingParams(**options)
+    if args.stream and as_json:
+        raise RequestError("--stream shows plain text; leave out --json or --stream")
+    if args.stream and given.n != 1:
+        raise RequestError(f"--stream shows one answer; leave out --n {given.n} or --stream")
+    items = read_items(args)
+    for item in items:
+        item.params(given)
+    check_output(args.output)
+    prepared = prepare(args)
+    base = prepared.get_default_sampling_params().with_(**options)
+    params = [item.params(base) for item in items]
+    inputs = [encode(prepared, item, own) for item, own in zip(items, params, strict=True)]
+    llm = prepared.load()
+    with _output(args.output) as out:
+        if args.stream:
+            for item, encoded in zip(items, inputs, strict=True):
+                _title(item, len(items), out)
+                stream_answer(llm, encoded, base, out)
+            return 0
+        bar = sys.stderr.isatty() and len(items) > 1
+        outputs = llm.generate(inputs, params, use_tqdm=bar)
+        for item, output in zip(items, outputs, strict=True):
+            if as_json:
+                _show_json(item, output, out)
+            else:
+                _show(item, output, len(items), out)
     return 1 if any(output.error for output in outputs) else 0
 
 
+def prepare(args: argparse.Namespace) -> "Preparation":
+    """The model that the command line describes, not yet loaded."""
+    from octavo.cli.preparation import Preparation
+
+    return Preparation({"model": args.model, **engine_options(args, ("model", *SKIP))})
+
+
+def encode(prepared: "Preparation", item: Item, params: SamplingParams) -> "Encoded":
+    """A prompt as token ids, if the model can serve it. An error names its line."""
+    with item.named():
+        encoded = prepared.encode(item.content)
+        prepared.check(encoded, params)
+        return encoded
+
+
 def start(args: argparse.Namespace) -> "LLM":
-    """The engine that the command line describes. Imports torch, which takes a moment."""
-    from octavo.llm import LLM
-
-    progress = {"load_progress": sys.stderr.isatty()}
-    return LLM(model=args.model, **{**progress, **engine_options(args, ("model", *SKIP))})
+    """The engine that the command line describes."""
+    return prepare(args).load()
 
 
-def read_prompts(given: Sequence[str] | None) -> list[str]:
-    """The prompts of the flags, or else the non-empty lines of standard input."""
-    if given:
-        return list(given)
-    if sys.stdin.isatty():
-        raise RequestError("no prompt: give --prompt TEXT, or lines on standard input", "prompt")
-    prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if not prompts:
-        raise RequestError("no prompt: standard input has no line with text", "prompt")
-    return prompts
+def check_output(file: str | None) -> None:
+    """Raise ConfigError unless the file can be written."""
+    if file is None:
+        return
+    path = Path(file).expanduser()
+    new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--output {file} cannot be written: {error.strerror}") from None
 
 
-def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """A chat of one user message, after a system message if there is one."""
-    first = [{"role": "system", "content": system}] if system is not None else []
-    return [*first, {"role": "user", "content": prompt}]
+@contextlib.contextmanager
+def _output(file: str | None) -> Iterator[IO[str]]:
+    if file is None:
+        yield sys.stdout
+        return
+    with Path(file).expanduser().open("w", encoding="utf-8") as out:
+        yield out
 
 
-def stream_answer(llm: "LLM", item: Any, params: SamplingParams) -> str:
+def stream_answer(llm: "LLM", item: Any, params: SamplingParams, out: IO[str] | None = None) -> str:
     """Print one answer as it is generated, and return it. Ctrl-C aborts the request."""
     pieces: list[str] = []
     for output in llm.stream(item, params):
         if output.error:
             raise RequestError(output.error)
         pieces.append(output.outputs[0].text)
-        print(pieces[-1], end="", flush=True)
-    print()
+        print(pieces[-1], end="", flush=True, file=out)
+    print(file=out)
     return "".join(pieces)
 
 
-def _chat(args: argparse.Namespace) -> bool:
-    return bool(args.chat or args.system is not None)
-
-
-def _title(prompt: str, count: int) -> None:
+def _title(item: Item, count: int, out: IO[str]) -> None:
     """Say which prompt an answer belongs to, where there are several."""
     if count > 1:
-        first = prompt.strip().splitlines()[0]
-        print(f"\n>>> {first if len(first) <= 90 else first[:87] + '...'}")
+        lines = item.title.strip().splitlines() or [""]
+        first = lines[0]
+        print(f"\n>>> {first if len(first) <= 90 else first[:87] + '...'}", file=out)
 
 
-def _show(prompt: str, output: RequestOutput, count: int) -> None:
-    _title(prompt, count)
+def _show(item: Item, output: RequestOutput, count: int, out: IO[str]) -> None:
+    _title(item, count, out)
     for choice in output.outputs:
         if len(output.outputs) > 1:
-            print(f"[{choice.index}]")
-        print(choice.text.strip("\n") if choice.text else f"({_why_empty(choice, output)})")
+            print(f"[{choice.index}]", file=out)
+        text = choice.text.strip("\n") if choice.text else f"({_why_empty(choice, output)})"
+        print(text, file=out)
 
 
 def _why_empty(choice: CompletionOutput, output: RequestOutput) -> str:
     return output.error or f"empty answer: {choice.finish_reason}"
 
 
-def _show_json(prompt: str, output: RequestOutput) -> None:
-    """`prompt` as given; `rendered` is the text that the model read."""
-    print(json.dumps({**asdict(output), "prompt": prompt, "rendered": output.prompt}))
+def _show_json(item: Item, output: RequestOutput, out: IO[str]) -> None:
+    """The input as given; `rendered` is the text that the model read."""
+    given = {"messages" if item.is_json_chat else "prompt": item.given}
+    key = {} if item.key is None else {"id": item.key}
+    line = {**key, **output.as_dict(), **given, "rendered": output.prompt}
+    if item.is_json_chat:
+        del line["prompt"]
+    print(json.dumps(line, allow_nan=False), file=out)

@@ -36,8 +36,8 @@ class Request:
         "arrival_time", "block_hashes", "displaced", "drafts", "eos_ids", "host_blocks", "index",
         "last_token_at", "max_tokens", "num_cached_tokens", "num_computed", "num_in_flight",
         "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids",
-        "prompt_logprobs", "request_id", "seed", "seq_id", "serial", "status", "stop_ids",
-        "submission", "table", "tokens", "waited", "waiting_since",
+        "prompt_logprobs", "request_id", "scheduled_at", "seed", "seq_id", "serial", "status",
+        "stop_ids", "submission", "table", "tokens", "waited", "waiting_since",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,7 @@ class Request:
         self.waiting_since = arrival_time
         self.waited = 0.0  # seconds waited so far, up to waiting_since
         self.last_token_at: float | None = None
+        self.scheduled_at: float | None = None  # when it first started to run
 
     @property
     def deadline(self) -> float | None:
@@ -138,6 +139,7 @@ class Request:
         child.num_cached_tokens = self.num_cached_tokens
         child.serial = self.serial
         child.waited, child.waiting_since = self.waited, self.waiting_since
+        child.scheduled_at = self.scheduled_at
         return child
 
     def sample_specs(self, drafts: tuple[int, ...] = ()) -> tuple[SampleSpec, ...]:

@@ -39,7 +39,8 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What one choice gained in a step.
 
     prompt_logprobs: complete, once, with the first update of choice 0 (one entry for each
-    prompt token after the first); None otherwise.
+    prompt token after the first); None otherwise. scheduled_time: when the request first started
+    to run, with the first token; None otherwise. num_preemptions: of the choice, so far.
     """
 
     request_id: str
@@ -51,6 +52,8 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    scheduled_time: float | None = None
+    num_preemptions: int = 0
 
 
 class Scheduler:
@@ -378,6 +381,7 @@ class Scheduler:
             and len(request.tokens) == request.num_prompt_tokens
         ):
             prompt_logprobs = tuple(request.prompt_logprobs)
+        first = len(request.tokens) == request.num_prompt_tokens
         reason: FinishReason | None = None
         stop: int | None = None
         used = 0
@@ -407,6 +411,9 @@ class Scheduler:
             stop,
             request.num_cached_tokens,
             prompt_logprobs,
+            None,
+            request.scheduled_at if first else None,
+            request.num_preemptions,
         )
 
     def _fail(self, request: Request, error: str, out: list[Update]) -> None:

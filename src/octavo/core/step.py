@@ -366,6 +366,8 @@ class StepBuilder:
                 request.num_cached_tokens = cached
                 self._kv.count_query(request)
         request.waited = request.waited_at(self._now)
+        if request.scheduled_at is None:
+            request.scheduled_at = self._now
         request.overtaken = 0
         self._queues.run(request)
         self._unfinished.append(request)

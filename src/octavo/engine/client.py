@@ -183,7 +183,7 @@ class EngineClient:
         try:
             self._open()
             self.tokenizer = await asyncio.to_thread(tokenizer)
-            self._outputs = OutputProcessor(self.tokenizer)
+            self._outputs = OutputProcessor(self.tokenizer, time.time() - time.monotonic())
             ready = await self._ready
         except BaseException as error:
             await self._give_up()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits, StepPlan, StepResult
-from octavo.errors import ConfigError
+from octavo.engine.preflight import check_names, check_options
 
 
 class Executor(Protocol):
@@ -31,10 +31,8 @@ class Executor(Protocol):
 
 def create_executor(config: EngineConfig) -> Executor:
     """Load the model where `config` says. Raises ConfigError when it cannot be set up."""
-    if config.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}; only 1 is supported yet"
-        )
+    check_options(config)
+    check_names(config)
     # Imported late: the rest of this module works without torch.
     from octavo.runner.model_runner import ModelRunner
 

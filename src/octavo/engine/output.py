@@ -8,6 +8,7 @@ choice ends.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from octavo.core.plan import TokenLogprobs
 from octavo.core.scheduler import Update
@@ -29,10 +30,14 @@ StoppedChoice = tuple[str, int]  # request id, choice
 
 
 class OutputProcessor:
-    """Turns updates into outputs. Reads no clock: times are the caller's."""
+    """Turns updates into outputs. Reads no clock: times are the caller's.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    epoch: what the caller's clock lacks to the wall's, which the outputs' times are in.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, epoch: float = 0.0) -> None:
         self._tokenizer = tokenizer
+        self._epoch = epoch
         self._states: dict[str, _State] = {}
 
     def __len__(self) -> int:
@@ -49,7 +54,9 @@ class OutputProcessor:
             raise RequestError(
                 f"a request with the id {request_id[:128]!r} is in flight", "request_id"
             )
-        self._states[request_id] = _State(self._tokenizer, submission, prompt, arrival_time)
+        self._states[request_id] = _State(
+            self._tokenizer, submission, prompt, arrival_time, self._epoch
+        )
 
     def process(
         self, updates: Iterable[Update], now: float
@@ -98,7 +105,7 @@ class _Choice:
     """One choice so far. `detokenizer` is None if text is decoded at the end, or not at all."""
 
     __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "finish_reason", "index",
-                 "logprobs", "stop_reason", "text", "token_ids")  # fmt: skip
+                 "logprobs", "preemptions", "stop_reason", "text", "token_ids")  # fmt: skip
 
     def __init__(self, index: int, detokenizer: Detokenizer | None, with_logprobs: bool) -> None:
         self.index = index
@@ -109,6 +116,7 @@ class _Choice:
         self.text = ""  # where there is no detokenizer
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.preemptions = 0
         self.delivered = 0  # tokens that earlier outputs of kind DELTA held
         self.changed = False  # since the last output
 
@@ -143,8 +151,8 @@ class _Choice:
 class _State:
     """One request in flight."""
 
-    __slots__ = ("cached", "choices", "error", "kind", "live", "metrics", "params", "prompt",
-                 "prompt_ids", "prompt_logprobs", "request_id", "tokenizer")  # fmt: skip
+    __slots__ = ("cached", "choices", "epoch", "error", "kind", "live", "metrics", "params",
+                 "prompt", "prompt_ids", "prompt_logprobs", "request_id", "tokenizer")  # fmt: skip
 
     def __init__(
         self,
@@ -152,6 +160,7 @@ class _State:
         submission: Submission,
         prompt: str | None,
         arrival_time: float,
+        epoch: float,
     ) -> None:
         params = submission.params
         self.tokenizer = tokenizer
@@ -163,7 +172,8 @@ class _State:
         self.live = params.n
         self.cached = 0
         self.error: str | None = None
-        self.metrics = RequestMetrics(arrival_time)
+        self.epoch = epoch
+        self.metrics = RequestMetrics(arrival_time + epoch)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         # Stop strings and streams need the text of each step; otherwise it is decoded once,
         # when the choice ends.
@@ -179,8 +189,14 @@ class _State:
         """Add what `choice` gained; returns whether the engine or a stop string ended it."""
         ids: Sequence[int] = update.token_ids
         choice.changed = True
+        choice.preemptions = update.num_preemptions
         if ids and self.metrics.first_token_time is None:
-            self.metrics = RequestMetrics(self.metrics.arrival_time, None, now)
+            scheduled = update.scheduled_time
+            self.metrics = RequestMetrics(
+                self.metrics.arrival_time,
+                None if scheduled is None else scheduled + self.epoch,
+                now + self.epoch,
+            )
             self.cached = update.num_cached_tokens
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *map(self._position, update.prompt_logprobs)]
@@ -215,8 +231,11 @@ class _State:
         """The output to deliver now."""
         finished = not self.live
         if finished:
-            times = self.metrics
-            self.metrics = RequestMetrics(times.arrival_time, None, times.first_token_time, now)
+            self.metrics = replace(
+                self.metrics,
+                finished_time=None if now is None else now + self.epoch,
+                preemptions=sum(choice.preemptions for choice in self.choices),
+            )
         prompt_logprobs = self.prompt_logprobs
         if self.kind is RequestOutputKind.DELTA:
             choices = [choice.delta() for choice in self.choices if choice.changed]

@@ -148,11 +148,12 @@ def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threadi
 
 
 def _load(launch: Launch) -> Engine:
+    policy = create_policy(launch.config.scheduler)  # a mistake in it shows before the load
     module, _, name = launch.executor.partition(":")
     executor: Executor = getattr(import_module(module), name)(launch.config)
     # The web process bounds the queue; it answers 503 before anything is sent here.
     config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
-    return Engine(config, executor, create_policy(config.scheduler))
+    return Engine(config, executor, policy)
 
 
 def serve(launch: Launch, parent: IO[bytes]) -> int:

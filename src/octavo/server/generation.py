@@ -121,8 +121,10 @@ class Generation:
 
     def _note(self, position: int, output: RequestOutput) -> None:
         if self._first is None:
-            measured = output.metrics and output.metrics.first_token_time
-            self._first = measured or time.monotonic()
+            self._first = time.monotonic()
+            if (times := output.metrics) and times.first_token_time is not None:
+                # Of the wall's clock; between it and now the engine's process may have run on.
+                self._first = self._started + times.first_token_time - times.arrival_time
         self._seen[position] = True
         self._cached[position] = output.num_cached_tokens
         for choice in output.outputs:

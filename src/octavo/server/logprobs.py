@@ -1,18 +1,11 @@
 """Log-probabilities in OpenAI's two shapes: parallel arrays, and one object per token."""
 
 import codecs
-import math
 from collections.abc import Sequence
 
-from octavo.outputs import Logprob, PositionLogprobs
+from octavo.outputs import Logprob, PositionLogprobs, finite, position_as_dict
 from octavo.server.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from octavo.text.tokenizer import Tokenizer
-
-FLOOR = -9999.0  # JSON has no infinity
-
-
-def finite(value: float) -> float:
-    return value if math.isfinite(value) and value > FLOOR else FLOOR
 
 
 def likeliest(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob]]:
@@ -25,19 +18,7 @@ def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None],
 ) -> list[dict[str, dict[str, float | int | str]] | None]:
     """vLLM's shape: for each prompt token, token id -> its values; null for the first one."""
-    return [
-        None
-        if position is None
-        else {
-            str(token): {
-                "logprob": finite(entry.logprob),
-                "rank": entry.rank,
-                "decoded_token": entry.decoded_token,
-            }
-            for token, entry in position.items()
-        }
-        for position in positions
-    ]
+    return [None if position is None else position_as_dict(position) for position in positions]
 
 
 class TokenFormatter:

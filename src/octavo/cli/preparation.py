@@ -1,0 +1,69 @@
+"""The engine of a command: its options and its prompts are checked, and only then it is loaded."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig
+from octavo.core.policy import create_policy
+from octavo.core.submission import Submission
+from octavo.engine.admission import admit
+from octavo.engine.preflight import check_names, check_options, outlook
+from octavo.models.files import resolve_tokenizer
+from octavo.params import SamplingParams
+from octavo.text.chat import encode_chat, read_chat_template
+from octavo.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+
+Encoded = Mapping[str, Any]
+
+
+class Preparation:
+    """A model of which only the description has been read. Imports torch, which takes a moment.
+
+    Raises ConfigError for a mistake in the options, or between them and the model.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        check_options(EngineConfig.from_options(options))  # told before torch is imported
+        from octavo.llm import OFFLINE_FIFO
+
+        progress = {"load_progress": sys.stderr.isatty()}
+        self.config = EngineConfig.from_options({"scheduler": OFFLINE_FIFO, **progress, **options})
+        check_names(self.config)
+        config, self._policy = self.config, create_policy(self.config.scheduler)
+        self.capabilities = outlook(config, self._policy)
+        source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
+        self._tokenizer = load_tokenizer(source)
+        given = config.chat_template
+        self._template = read_chat_template(given) if given else None
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As LLM's."""
+        if self.config.generation_config != "auto":
+            return SamplingParams()
+        return SamplingParams(**self.capabilities.limits.generation_defaults)
+
+    def encode(self, content: str | list[int] | Sequence[Mapping[str, Any]]) -> Encoded:
+        """A text, token ids or a conversation as what `LLM.generate` takes."""
+        if isinstance(content, str):
+            return {"prompt": content, "prompt_token_ids": self._tokenizer.encode(content)}
+        if content and isinstance(content[0], Mapping):
+            chat = encode_chat(self._tokenizer, content, chat_template=self._template)  # type: ignore[arg-type]
+            return {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
+        return {"prompt_token_ids": content}
+
+    def check(self, encoded: Encoded, params: SamplingParams) -> None:
+        """Raise RequestError where the model could not serve this request."""
+        ids = tuple(encoded["prompt_token_ids"])
+        admit(Submission("0", ids, params), self.capabilities)
+
+    def load(self) -> "LLM":
+        """Read the weights."""
+        from octavo.engine.executor import create_executor
+        from octavo.llm import LLM
+
+        executor = create_executor(self.config)
+        return LLM.over(executor, self._tokenizer, self.config, self._policy)
