@@ -18,7 +18,7 @@ import kit
 import octavo
 from octavo.config import EngineConfig
 from octavo.server.limits import LIMITS, HTTPLimits
-from octavo.server.listener import bind
+from octavo.server.listener import open_listener
 from octavo.server.options import ServerConfig
 from octavo.server.run import Runner
 from octavo.server.service import Service
@@ -59,7 +59,7 @@ class Server:
         self._limits = limits
         self.folder = folder
         self._executor = executor
-        self._options = {"port": 0, "host": "127.0.0.1", **options}
+        self._options = {**({} if "uds" in options else {"port": 0}), **options}
         self._config = EngineConfig(model=str(folder), swap_space=0, **engine)
         self.code: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -69,7 +69,7 @@ class Server:
         async def main() -> int:
             self.loop = asyncio.get_running_loop()
             options = ServerConfig(**self._options)
-            listener = bind(options.host, options.port, options.stall_timeout)
+            listener = open_listener(options)
             self.service = Service(self._config, options, self._executor)
             self.runner = Runner(self.service, listener, self._limits)
             self._started.set()
@@ -82,7 +82,12 @@ class Server:
         self._thread.start()
         assert self._started.wait(20)
         self.url = self.runner.address
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        uds = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+        self.http = httpx.Client(
+            base_url="http://localhost" if uds else self.url,
+            transport=httpx.HTTPTransport(uds=uds, verify=False),  # nobody signs a test's key
+            timeout=30,
+        )
         wait_until(lambda: self.http.get("/health").status_code == 200)
         return self
 

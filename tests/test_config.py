@@ -7,9 +7,6 @@ import pytest
 
 from octavo.config import EngineConfig, add_flags, flag_name
 from octavo.errors import ConfigError
-from octavo.server.options import ServerConfig
-
-TREES = [EngineConfig, ServerConfig]
 
 
 def refused(cls=EngineConfig, **options):
@@ -26,10 +23,9 @@ def parse(cls, *words):
     return vars(parser.parse_args(words))
 
 
-@pytest.mark.parametrize("cls", TREES)
-def test_defaults_are_valid_and_each_field_is_explained(cls):
-    config = cls()
-    for field in fields(cls):
+def test_defaults_are_valid_and_each_field_is_explained():
+    config = EngineConfig()
+    for field in fields(config):
         assert field.metadata["help"], field.name
         assert getattr(config, field.name) == field.default
 
@@ -73,24 +69,6 @@ def test_messages_say_what_would_be_right():
     assert "at least 1" in refused(max_num_seqs=0)
 
 
-@pytest.mark.parametrize(
-    ("field", "good", "bad"),
-    [
-        ("port", [0, 8000, 65535], [-1, 65536, "80", None]),
-        ("root_path", ["", "/api"], ["api"]),
-        ("api_key", [None, "k"], ["", 5]),
-        ("max_body_mb", [1, 0.5], [0, -1, float("nan")]),
-        ("drain_timeout", [0, 30], [-1, float("inf")]),
-        ("stall_timeout", [1], [0]),
-    ],
-)
-def test_server_ranges(field, good, bad):
-    for value in good:
-        assert getattr(ServerConfig(**{field: value}), field) == value
-    for value in bad:
-        refused(ServerConfig, **{field: value})
-
-
 def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         EngineConfig.from_options({"max_model_length": 5})
@@ -112,12 +90,11 @@ def test_waiting_limit():
     assert EngineConfig(max_waiting=0).waiting_limit == 0
 
 
-@pytest.mark.parametrize("cls", TREES)
-def test_each_field_is_a_flag(cls):
+def test_each_field_is_a_flag():
     parser = argparse.ArgumentParser()
-    add_flags(parser, cls)
+    add_flags(parser, EngineConfig)
     flags = {option for action in parser._actions for option in action.option_strings}
-    for field in fields(cls):
+    for field in fields(EngineConfig):
         assert flag_name(field.name) in flags
         assert str(field.default) in parser.format_help().replace("\n", " ")
 
@@ -131,9 +108,8 @@ def test_flags_make_the_config_that_keywords_make():
     )
 
 
-@pytest.mark.parametrize("cls", TREES)
-def test_flags_left_out_leave_nothing(cls):
-    assert parse(cls) == {}
+def test_flags_left_out_leave_nothing():
+    assert parse(EngineConfig) == {}
 
 
 def test_flags_can_be_skipped():

@@ -1,5 +1,10 @@
 """What child processes inherit, and where files go."""
 
+import io
+import json
+import logging
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +36,84 @@ def test_a_user_without_a_home_is_told_only_where_a_folder_is_needed(monkeypatch
     assert log.cache_dir() == Path("/x/octavo")
     monkeypatch.setenv("OCTAVO_CACHE_DIR", "/own")
     assert log.cache_dir() == Path("/own")
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """Log one record: `lines(form, message, *args, **options)` gives what stderr gets."""
+
+    def write(form, message, *args, **options):
+        out = io.StringIO()
+        root = logging.getLogger("octavo")
+        monkeypatch.setattr(root, "handlers", [])
+        monkeypatch.setattr(root, "propagate", True)
+        monkeypatch.setattr(root, "level", root.level)
+        monkeypatch.setattr("sys.stderr", out)
+        log.configure(form=form)
+        log.get_logger("tried").warning(message, *args, **options)
+        return out.getvalue().splitlines()
+
+    return write
+
+
+def test_the_text_log_has_dates_and_one_line_a_record(lines):
+    (line,) = lines("text", "id=%s", "a\nb\r\x1b[2J\u2028c\x85")
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d W octavo\.tried: "
+        r"id=a\\nb\\r\\x1b\[2J\\u2028c\\x85", line
+    )  # fmt: skip
+    assert re.fullmatch(r"\d\d:\d\d:\d\d W octavo\.tried: x", lines("brief", "x")[0])
+
+
+def test_a_trace_is_indented_so_that_it_cannot_look_like_a_record(lines):
+    try:
+        raise ValueError("first\n2026-01-01T00:00:00.000+00:00 I octavo: forged")
+    except ValueError:
+        found = lines("text", "failed", exc_info=True)
+    assert len(found) > 3
+    assert all(line.startswith("  ") for line in found[1:])
+
+
+def test_the_json_log_is_one_object_a_line_with_fields(lines):
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        (line,) = lines(
+            "json", "id=%s", "a\nb", exc_info=True, extra={"fields": {"output_tokens": 3}}
+        )
+    found = json.loads(line)
+    assert found["message"] == "id=a\nb"
+    assert found["level"] == "warning"
+    assert found["logger"] == "octavo.tried"
+    assert found["output_tokens"] == 3
+    assert found["process"] == os.getpid()
+    assert found["time"][10] == "T"
+    assert found["exception"].endswith("ValueError: first\nsecond")
+
+
+def test_a_child_logs_as_its_parent_does(lines, monkeypatch):
+    lines("json", "x")
+    made = log.environment_for_child()
+    assert (made["OCTAVO_LOG_FORMAT"], made["OCTAVO_LOG_LEVEL"]) == ("json", "info")
+    monkeypatch.setenv("OCTAVO_LOG_FORMAT", "text")
+    assert log.environment_for_child()["OCTAVO_LOG_FORMAT"] == "json"  # a flag said so
+
+
+@pytest.mark.parametrize("name", ["OCTAVO_LOG_LEVEL", "OCTAVO_LOG_FORMAT"])
+def test_a_variable_with_a_wrong_value_is_told(name, monkeypatch):
+    monkeypatch.setenv(name, "loud")
+    with pytest.raises(ConfigError, match=f"{name} must be one of .*not 'loud'"):
+        log.configure()
+
+
+def test_an_api_key_from_the_environment(monkeypatch):
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert log.api_keys_from_environment() == ()
+    monkeypatch.setenv("VLLM_API_KEY", "theirs")
+    assert log.api_keys_from_environment() == ("theirs",)
+    monkeypatch.setenv("OCTAVO_API_KEY", "ours")
+    assert log.api_keys_from_environment() == ("ours",)
+    monkeypatch.setenv("OCTAVO_API_KEY", "")
+    with pytest.raises(ConfigError, match="OCTAVO_API_KEY is set and empty"):
+        log.api_keys_from_environment()

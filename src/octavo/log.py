@@ -2,17 +2,27 @@
 
 Environment variables never change what is computed: they only say where files go, how loud
 the log is, and hold secrets that must not stand on a command line. One, oneDNN's own, makes this
-processor stand for an older one, of which the last bits are then those.
+processor stand for an older one, of which the last bits are then those. docs/deploy.md lists all.
+
+Each record is one line, whatever it holds: control characters in a message are shown as escapes,
+so that no text from outside can write a line of its own.
 """
 
+import json
 import logging
 import os
+import re
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from octavo.errors import ConfigError
 
-_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
+_BRIEF = "brief"  # the format of commands that a person runs: as text, without the date
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -20,15 +30,91 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name.startswith("octavo") else f"octavo.{name}")
 
 
-def configure(level: str | None = None, default: str = "info") -> None:
-    """Send Octavo's log to stderr. `level` defaults to OCTAVO_LOG_LEVEL, then to `default`."""
+def configure(
+    level: str | None = None, default: str = "info", form: str | None = None, usual: str = _BRIEF
+) -> None:
+    """Send Octavo's log to stderr.
+
+    level: else OCTAVO_LOG_LEVEL, else `default`. form: text, json or brief, else
+    OCTAVO_LOG_FORMAT, else `usual`. Raises ConfigError for a variable with another value.
+    """
     root = logging.getLogger("octavo")
-    root.setLevel((level or os.environ.get("OCTAVO_LOG_LEVEL") or default).upper())
+    found = level or _from_environment("OCTAVO_LOG_LEVEL", LEVELS) or default
+    root.setLevel(found.upper())
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+        handler.setFormatter(_TextFormatter(_BRIEF))
         root.addHandler(handler)
         root.propagate = False
+    form = form or _from_environment("OCTAVO_LOG_FORMAT", (*FORMATS, _BRIEF)) or usual
+    for own in _own_handlers():
+        own.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(form))
+
+
+def one_line(text: str) -> str:
+    """`text` with control characters, line breaks among them, as escapes such as `\\n`."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+class _TextFormatter(logging.Formatter):
+    """One line a record; a trace is indented below it."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+        self.form = form
+
+    def formatTime(  # noqa: N802 - the names of logging
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        if self.form == _BRIEF:
+            return f"{datetime.fromtimestamp(record.created):%H:%M:%S}"
+        return _date(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        lines = super().formatException(ei).splitlines()
+        return "\n".join(f"  {one_line(line)}" for line in lines)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per line. A record's `fields` (given as `extra`) become members of it."""
+
+    form = "json"
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _date(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _date(record: logging.LogRecord) -> str:
+    """ISO 8601 with milliseconds, in local time with its offset from UTC."""
+    when = datetime.fromtimestamp(record.created).astimezone()
+    return when.isoformat(timespec="milliseconds")
+
+
+def _own_handlers() -> list[logging.Handler]:
+    """What `configure` made, as opposed to an application's own handlers."""
+    found = logging.getLogger("octavo").handlers
+    return [h for h in found if isinstance(h.formatter, _TextFormatter | _JsonFormatter)]
+
+
+def _from_environment(name: str, known: tuple[str, ...]) -> str | None:
+    value = os.environ.get(name, "").lower()
+    if value and value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+    return value or None
 
 
 def cache_dir() -> Path:
@@ -66,11 +152,27 @@ def threads_from_environment() -> str | None:
     return os.environ.get("OMP_NUM_THREADS") or None
 
 
-def api_key_from_environment() -> str | None:
-    """OCTAVO_API_KEY, so that the key need not stand in the process list."""
-    return os.environ.get("OCTAVO_API_KEY") or None
+def api_keys_from_environment() -> tuple[str, ...]:
+    """OCTAVO_API_KEY, else vLLM's VLLM_API_KEY, so that a key need not stand in the process list.
+
+    Raises ConfigError for one that is empty: a secret that did not arrive must not open a server.
+    """
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
+        if (key := os.environ.get(name)) is not None:
+            if not key:
+                raise ConfigError(f"{name} is set and empty; unset it to serve without a key")
+            return (key,)
+    return ()
 
 
 def environment_for_child(**usual: str) -> dict[str, str]:
-    """What a child process inherits, and `usual` where that says nothing."""
-    return {**usual, **os.environ}
+    """What a child process inherits, and `usual` where that says nothing.
+
+    A child logs as this process does, also where that was set by flags.
+    """
+    settings = {}
+    for handler in _own_handlers():
+        level = logging.getLogger("octavo").level
+        settings["OCTAVO_LOG_LEVEL"] = logging.getLevelName(level).lower()
+        settings["OCTAVO_LOG_FORMAT"] = getattr(handler.formatter, "form", _BRIEF)
+    return {**usual, **os.environ, **settings}

@@ -47,15 +47,15 @@ def test_flags_have_the_fields_names_and_vllm_s(served):
     assert (config.max_model_len, config.scheduler, config.max_num_seqs) == (64, "priority", 3)
     assert not config.enable_prefix_caching
     assert config.generation_config == "octavo"
-    assert (options.served_model_name, options.drain_timeout) == ("a,b", 2.5)
+    assert (options.served_model_name, options.drain_timeout) == (("a", "b"), 2.5)
     assert options.log_requests
     assert options.max_body_mb == 8
 
 
 def test_srv_11_the_key_may_come_from_the_environment(served, monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "from-outside")
-    assert served("m", "--port=0")[1].api_key == "from-outside"
-    assert served("m", "--port=0", "--api-key=own")[1].api_key == "own"
+    assert served("m", "--port=0")[1].api_key == ("from-outside",)
+    assert served("m", "--port=0", "--api-key=own")[1].api_key == ("own",)
 
 
 def test_srv_10_a_taken_port_is_one_line(capsys):
@@ -100,3 +100,26 @@ def test_a_mistake_does_not_wait_for_the_web_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_flags_of_several_words_leave_the_model_alone(served, monkeypatch, capsys):
+    monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    for flags, keys in (
+        (["m", "--api-key", "a", "b"], ("a", "b")), (["--api-key", "a", "--port=0", "m"], ("a",)),
+        (["--api-key", "a", "m"], ("a",)), (["--api-key", "a", "b", "m"], ("a", "b")),
+        (["m", "--api-key", "a", "--api-key", "b"], ("a", "b")),
+    ):  # fmt: skip
+        config, options = served("--port=0", *flags)
+        assert (config.model, options.api_key) == ("m", keys)
+    config, options = served("--port=0", "--api-key", "a")
+    assert (config.model, options.api_key) == ("smollm2", ("a",))
+    assert main(["serve", "--api-key", "a", "b", "--served-model-name", "c", "d"]) == 1
+    assert "give MODEL first" in capsys.readouterr().err
+
+
+def test_a_unix_socket_and_tls_are_checked_before_anything_is_loaded(served, tmp_path, capsys):
+    path = tmp_path / "socket"
+    assert served("m", "--uds", str(path))[1].uds == str(path)
+    assert not path.exists()
+    assert main(["serve", "m", "--port=0", "--ssl-certfile", str(path)]) == 1
+    assert "ssl_certfile" in capsys.readouterr().err

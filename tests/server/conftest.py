@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +44,19 @@ def make_server(folder: Path, engine_path: None) -> Iterator[object]:
             return stack.enter_context(Server(folder, options or {}, **engine))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with cert.pem for localhost, its key.pem, both.pem, and the key other.pem."""
+    folder = tmp_path_factory.mktemp("tls")
+    if shutil.which("openssl"):
+        new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+               "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=DNS:localhost"]  # fmt: skip
+        for key, cert in (("key.pem", "cert.pem"), ("other.pem", "unused.pem")):
+            subprocess.run([*new, "-keyout", folder / key, "-out", folder / cert],
+                           check=True, capture_output=True)  # fmt: skip
+        texts = [(folder / name).read_text() for name in ("cert.pem", "key.pem")]
+        (folder / "both.pem").write_text("".join(texts))
+    return folder

@@ -56,7 +56,7 @@ def test_the_document_describes_every_field_and_answer(server):
 
 
 def test_the_document_names_the_key_and_the_prefix(make_server):
-    server = make_server({"root_path": "/llm", "api_key": "k"})
+    server = make_server({"root_path": "/llm", "api_key": ("k",)})
     assert server.http.get("/openapi.json").status_code == 401
     document = server.http.get("/openapi.json", headers={"Authorization": "Bearer k"}).json()
     assert document["servers"] == [{"url": "/llm"}]
@@ -69,7 +69,7 @@ def test_the_document_names_the_key_and_the_prefix(make_server):
 def test_pages_of_other_origins_may_call_only_if_told_so(make_server, server):
     headers = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     assert server.http.options("/v1/models", headers=headers).status_code == 405
-    open_one = make_server({"allowed_origins": "http://page", "api_key": "k"})
+    open_one = make_server({"allowed_origins": ("http://page",), "api_key": ("k",)})
     reply = open_one.http.options("/v1/models", headers=headers)
     assert reply.headers["access-control-allow-origin"] == "http://page"
     assert open_one.http.get("/v1/models", headers=headers).status_code == 401

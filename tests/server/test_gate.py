@@ -16,7 +16,7 @@ SLOW = {"prompt": "!slow", "max_tokens": 60, "ignore_eos": True}
 @pytest.fixture
 def draining(make_server):
     """A server that drains, with one stream in progress; (server, the stream's texts)."""
-    server = make_server({"drain_timeout": 20, "api_key": "k"})
+    server = make_server({"drain_timeout": 20, "api_key": ("k",)})
     key = {"Authorization": "Bearer k"}
     kept = http.client.HTTPConnection("127.0.0.1", server.port)
     kept.request("GET", "/v1/models", headers=key)

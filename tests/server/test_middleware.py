@@ -102,8 +102,8 @@ async def inner(scope, receive, send):
     await send({"type": "http.response.body", "body": b"inside"})
 
 
-def allowed(path, *headers, key=KEY, root=""):
-    sent = asyncio.run(call(KeyGuard(inner, key, root), path, headers))
+def allowed(path, *headers, keys=(KEY,), root=""):
+    sent = asyncio.run(call(KeyGuard(inner, keys, root), path, headers))
     if sent[0]["status"] == 401:
         error = json.loads(sent[1]["body"])["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -141,12 +141,16 @@ def test_srv_11_the_rest():
     assert allowed("/health")
     assert allowed("/root/health", root="/root")
     assert not allowed("/root/health")
-    assert allowed("/v1/models", key=None)
+    assert allowed("/v1/models", keys=())
+    assert allowed("/ping")
+    for key in ("one", "two"):
+        assert allowed("/v1/models", bearer(f"Bearer {key}"), keys=("one", "two"))
+    assert not allowed("/v1/models", bearer("Bearer onetwo"), keys=("one", "two"))
 
 
 def test_srv_11_over_http(make_server, caplog):
     caplog.set_level(logging.DEBUG)
-    server = make_server({"api_key": KEY})
+    server = make_server({"api_key": (KEY,)})
     key = {"Authorization": f"Bearer {KEY}"}
     described = server.http.get("/openapi.json", headers=key).json()["paths"]
     paths = [*described, "/docs", "/openapi.json"]

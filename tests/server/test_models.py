@@ -4,7 +4,7 @@ import pytest
 
 
 def test_models_are_those_that_are_served(make_server):
-    server = make_server({"served_model_name": "one, two"})
+    server = make_server({"served_model_name": ("one", "two")})
     listed = server.http.get("/v1/models").json()
     assert [m["id"] for m in listed["data"]] == ["one", "two"]
     assert listed["data"][0]["max_model_len"] == 512

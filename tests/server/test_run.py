@@ -10,7 +10,6 @@ import time
 import httpx
 import pytest
 
-from octavo.server.run import banner
 from serving import Process, free_port, wait_until, write_model
 
 
@@ -215,11 +214,3 @@ def test_mdl_01_a_start_that_fails_says_why_and_leaves_nothing(serve, tmp_path):
     assert "Traceback" not in log
     with socket.create_server(("127.0.0.1", server.port)):
         pass
-
-
-def test_the_banner_says_what_an_operator_wants_to_know(server):
-    text = "\n".join(banner(server.service, server.url))
-    assert f"curl {server.url}/v1/completions" in text
-    assert "sampling defaults from the model: none" in text
-    assert "512 tokens a request, 64 at once" in text
-    assert "without API key" in text

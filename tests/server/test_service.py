@@ -17,9 +17,9 @@ from serving import Server, wait_until, write_model
 @pytest.mark.parametrize(
     ("model", "served", "names"),
     [
-        ("org/name", None, ("org/name",)), ("smollm2", None, ("smollm2",)),
-        ("/some/where/Model-7B/", None, ("Model-7B",)), ("./x/tiny.gguf", None, ("tiny",)),
-        ("tiny.gguf", None, ("tiny",)), ("/some/where", "a, b,a", ("a", "b")),
+        ("org/name", (), ("org/name",)), ("smollm2", (), ("smollm2",)),
+        ("/some/where/Model-7B/", (), ("Model-7B",)), ("./x/tiny.gguf", (), ("tiny",)),
+        ("tiny.gguf", (), ("tiny",)), ("/some/where", ("a", "b", "a"), ("a", "b")),
     ],
 )  # fmt: skip
 def test_a_path_is_not_a_name(model, served, names):

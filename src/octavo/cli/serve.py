@@ -3,12 +3,15 @@
 import argparse
 import sys
 from dataclasses import fields
+from typing import Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
-from octavo.config import EngineConfig, add_flags
-from octavo.log import api_key_from_environment, configure
-from octavo.server.listener import bind
-from octavo.server.options import ServerConfig
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.log import api_keys_from_environment, configure
+from octavo.server.listener import open_listener
+from octavo.server.options import ServerConfig, add_server_flags, last_word
+from octavo.server.tls import check_tls
 
 # vLLM's names for flags that have another name here.
 _ALIASES = {
@@ -17,10 +20,15 @@ _ALIASES = {
 }
 
 
+class _NoModel(str):
+    """The default model, where the command line names none."""
+
+
 def add_arguments(parser: Parser) -> None:
     add_engine_flags(parser)
+    parser.set_defaults(model=_NoModel(EngineConfig.model))
     group = parser.add_argument_group("server")
-    add_flags(group, ServerConfig)
+    add_server_flags(group)
     for flag, (name, kind) in _ALIASES.items():
         group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS,
                            help=f"the same as --{name.replace('_', '-')}")  # fmt: skip
@@ -30,14 +38,34 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, executor: str | None = None) -> int:
     """Serve until a signal; returns the exit code. executor: `module:name`, for tests."""
-    configure()
     given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
-    given.setdefault("api_key", api_key_from_environment())
+    model = _model(args.model, given)
+    if "api_key" not in given:
+        given["api_key"] = api_keys_from_environment()
     options = ServerConfig(**given)
-    asked = {"model": args.model, **engine_options(args, ("model",))}
+    configure(options.log_level, form=options.log_format, usual="text")
+    check_tls(options)
+    asked = {"model": model, **engine_options(args, ("model",))}
     config = EngineConfig.from_options({"load_progress": sys.stderr.isatty(), **asked})
-    with bind(options.host, options.port, options.stall_timeout) as listener:
+    with open_listener(options) as listener:
         # Imported late: a wrong flag or a port in use is reported without the web framework.
         from octavo.server.run import serve
 
         return serve(listener, config, options, *([executor] if executor else []))
+
+
+def _model(named: str, given: dict[str, Any]) -> str:
+    """The model; in `serve --api-key KEY MODEL` it is among the words of the flag before it."""
+    if not isinstance(named, _NoModel):
+        return named
+    found = last_word(given)
+    if found is None:
+        if sum(len(words) > 1 for words in given.values() if isinstance(words, tuple)) > 1:
+            raise ConfigError(
+                "several flags have more than one word, so that one of them may be MODEL; give "
+                "MODEL first: octavo serve MODEL --api-key KEY KEY"
+            )
+        return str(named)
+    name, words, model = found
+    given[name] = words
+    return model

@@ -19,7 +19,7 @@ from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
 from octavo.server.document import docs_page, openapi_document
 from octavo.server.errors import HTTPError, fault_of, unavailable
-from octavo.server.middleware import BodyLimit, KeyGuard
+from octavo.server.middleware import BodyLimit, KeyGuard, open_paths
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.replies import (
@@ -106,11 +106,15 @@ def _constant(body: bytes | str, media_type: str) -> Callable[[Request], Awaitab
 def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
     options = service.options
     guarded: ASGIApp = BodyLimit(app, options.max_body_mb)
-    guarded = KeyGuard(guarded, options.api_key, options.root_path)
+    guarded = KeyGuard(guarded, options.api_key, options.root_path, open_paths(options))
     if options.allowed_origins:
-        origins = [origin.strip() for origin in options.allowed_origins.split(",")]
         guarded = CORSMiddleware(
-            guarded, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            guarded,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=("X-Request-Id", "Retry-After"),
         )
     return guarded
 

@@ -307,5 +307,6 @@ class Connection(H11Protocol):
     def _linger(self) -> None:
         self._unset_keepalive_if_required()
         self._enter(State.LINGERING)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
         self.flow.resume_reading()

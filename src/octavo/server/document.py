@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.middleware import OPEN_PATHS
+from octavo.server.middleware import open_paths
 from octavo.server.options import ServerConfig
 from octavo.server.protocol import without_effect
 from octavo.version import __version__
@@ -65,7 +65,7 @@ def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict
     for method, path, body, reply in routes:
         shown = path.replace(":path", "")
         operation = _operation(method, shown, known.get(body), reply, known.get(reply))
-        if options.api_key and path not in OPEN_PATHS:
+        if options.api_key and path not in open_paths(options):
             operation["security"] = [{"key": []}]
         paths.setdefault(shown, {})[method.lower()] = operation
     document: dict[str, Any] = {

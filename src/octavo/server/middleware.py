@@ -5,17 +5,24 @@ Plain ASGI, because a wrapper that copies streams would hide the client's discon
 
 import asyncio
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.limits import LIMITS
+from octavo.server.options import ServerConfig
 
-# Answered without a key: it says only whether the engine is healthy.
-OPEN_PATHS = frozenset(("/health",))
+# Answered without a key: they say only whether the engine is healthy.
+OPEN_PATHS = frozenset(("/health", "/ping"))
+
 BODY_SECONDS = LIMITS.body_seconds
 _MB = 1 << 20
+
+
+def open_paths(options: ServerConfig) -> frozenset[str]:
+    """The paths that are answered without a key."""
+    return OPEN_PATHS | {"/metrics"} if options.metrics_without_key else OPEN_PATHS
 
 
 async def refuse(fault: HTTPError, send: Send) -> None:
@@ -32,18 +39,25 @@ async def refuse(fault: HTTPError, send: Send) -> None:
 
 
 class KeyGuard:
-    """Asks for `Authorization: Bearer KEY` on every path but `/health`; compares in constant time.
+    """Asks for `Authorization: Bearer KEY` on all paths but the open ones, if there are keys.
 
-    Paths are compared exactly, so that no variant of the open path is open by accident.
+    Keys are compared in constant time. Paths are compared exactly, so that no variant of an open
+    path is open by accident.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, root_path: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        root_path: str = "",
+        open_paths: Iterable[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
-        self._key = key.encode() if key else None
-        self._open = {root_path + path for path in OPEN_PATHS}
+        self._keys = [key.encode() for key in keys]
+        self._open = {root_path + path for path in open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._key is None or self._allowed(scope):
+        if scope["type"] != "http" or not self._keys or self._allowed(scope):
             await self._app(scope, receive, send)
             return
         fault = HTTPError(
@@ -59,12 +73,13 @@ class KeyGuard:
 
     def _matches(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1 or self._key is None:
+        if len(given) != 1:
             return False
         scheme, _, key = given[0].partition(b" ")
-        # Both are checked, so that timing does not distinguish a wrong scheme from a wrong key.
-        same = hmac.compare_digest(key, self._key)
-        return scheme.lower() == b"bearer" and same
+        # All are checked, so that timing distinguishes neither a wrong scheme from a wrong key
+        # nor one key from another.
+        same = [hmac.compare_digest(key, known) for known in self._keys]
+        return scheme.lower() == b"bearer" and any(same)
 
 
 class BodyLimit:

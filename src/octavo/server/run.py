@@ -21,13 +21,13 @@ from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR
 from octavo.log import get_logger
 from octavo.server.app import create_app
+from octavo.server.banner import banner
 from octavo.server.connections import Connection, Connections
 from octavo.server.gate import Gate
 from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import Listener, address_of
 from octavo.server.options import ServerConfig
 from octavo.server.service import Service
-from octavo.version import __version__
 
 logger = get_logger(__name__)
 
@@ -50,8 +50,8 @@ class Runner:
         self, service: Service, listener: socket.socket, limits: HTTPLimits = LIMITS
     ) -> None:
         self.service = service
-        self.address = address_of(listener)
         options = service.options
+        self.address = address_of(listener, options.scheme)
         limits = replace(limits, keep_alive_seconds=options.keep_alive_timeout)
         self._listener = listener
         self._connections = Connections(limits, 0)
@@ -70,6 +70,13 @@ class Runner:
                 access_log=False,
                 server_header=False,
                 root_path=options.root_path,
+                workers=1,
+                # Always given: uvicorn's own defaults come from the environment.
+                forwarded_allow_ips=list(options.forwarded_allow_ips),
+                ssl_keyfile=options.ssl_keyfile,
+                ssl_certfile=options.ssl_certfile,
+                ssl_ca_certs=options.ssl_ca_certs,
+                ssl_cert_reqs=options.ssl_cert_reqs,
                 # A last resort: `abort_all` ends the requests that outlast the drain.
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
@@ -137,9 +144,10 @@ def serve(
     listener: socket.socket, config: EngineConfig, options: ServerConfig, executor: str = EXECUTOR
 ) -> int:
     """Serve on `listener` until a signal or the engine's end; returns the exit code."""
-    # Of uvicorn's log only errors: bad requests are not worth a line each.
+    level = options.uvicorn_log_level
+    # Of uvicorn's log usually only errors: bad requests are not worth a line each.
     uvicorn_logger = logging.getLogger("uvicorn")
-    uvicorn_logger.setLevel(logging.ERROR)
+    uvicorn_logger.setLevel(5 if level == "trace" else level.upper())
     for handler in logging.getLogger("octavo").handlers:
         uvicorn_logger.addHandler(handler)
 
@@ -171,24 +179,3 @@ def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
         logger.error("cannot accept connections: %s; trying again", context.get("exception"))
     else:
         loop.default_exception_handler(context)
-
-
-def banner(service: Service, address: str) -> list[str]:
-    """The start-up summary for the operator, ending with a command to try."""
-    limits, config = service.limits, service.config
-    gib = 1 << 30
-    memory = ", ".join(f"{name} {size / gib:.2f} GiB" for name, size in limits.memory.items())
-    defaults = ", ".join(f"{name}={value}" for name, value in service.defaults.items())
-    return [
-        f"Octavo {__version__}: {limits.model} ({limits.architecture}) as "
-        f"{', '.join(service.names)}; {limits.dtype} on {limits.device}, "
-        f"KV {limits.kv_cache_dtype}",
-        f"memory: {memory or 'not known'}; KV cache of {limits.kv_tokens} tokens, "
-        f"{limits.kv_tokens // limits.max_model_len} full-length requests",
-        f"limits: {limits.max_model_len} tokens a request, {config.max_num_seqs} at once, "
-        f"{config.max_num_batched_tokens} tokens a step, {config.waiting_limit} waiting",
-        f"sampling defaults from the model: {defaults or 'none'}",
-        f"listening on {address} ({'with' if service.options.api_key else 'without'} API key); try",
-        f"curl {address}/v1/completions -H 'Content-Type: application/json' -d "
-        f'\'{{"prompt": "Once upon a time", "max_tokens": 32}}\'',
-    ]

@@ -118,8 +118,7 @@ class Service:
 def _served_names(config: EngineConfig, options: ServerConfig) -> tuple[str, ...]:
     """What requests may call the model. A path is not shown: its last part stands for it."""
     if options.served_model_name:
-        names = [name.strip() for name in options.served_model_name.split(",")]
-        return tuple(dict.fromkeys(name for name in names if name)) or ("model",)
+        return tuple(dict.fromkeys(options.served_model_name))
     model = config.model.rstrip("/")
     is_path = model.endswith(".gguf") or model.startswith((".", "/"))
     if is_path or os.path.exists(os.path.expanduser(model)):
