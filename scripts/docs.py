@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.cli import bench
 from octavo.cli.main import COMMANDS, command_parser
 
 ROOT = Path(__file__).parent.parent
@@ -93,10 +94,13 @@ def _title(path: Path) -> str:
 def flags_page() -> str:
     """docs/flags.md: every flag of every command, with its help."""
     lines = ["# Flags", "", "Made by `make docs` from the commands themselves.", ""]
-    for command, what in COMMANDS.items():
+    parsers = {name: (command_parser(name), what) for name, what in COMMANDS.items()}
+    for name, (_, what) in bench.COMMANDS.items():
+        parsers[f"bench {name}"] = (bench.benchmark_parser(name), what)
+    for command, (parser, what) in parsers.items():
         lines += [f"## `octavo {command}`", "", f"{what[0].upper()}{what[1:]}.", ""]
         lines += ["| Flag | Meaning |", "|---|---|"]
-        for action in command_parser(command)._actions:
+        for action in parser._actions:
             names = ", ".join(f"`{name}`" for name in action.option_strings)
             what_it_does = (action.help or "").replace("|", "\\|")
             lines.append(f"| {names or f'`{action.metavar or action.dest}`'} | {what_it_does} |")

@@ -176,3 +176,8 @@ def environment_for_child(**usual: str) -> dict[str, str]:
         settings["OCTAVO_LOG_LEVEL"] = logging.getLevelName(level).lower()
         settings["OCTAVO_LOG_FORMAT"] = getattr(handler.formatter, "form", _BRIEF)
     return {**usual, **os.environ, **settings}
+
+
+def openai_key_from_environment() -> str | None:
+    """OPENAI_API_KEY, with which `octavo bench serve` asks other servers."""
+    return os.environ.get("OPENAI_API_KEY") or None

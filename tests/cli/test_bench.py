@@ -1,4 +1,4 @@
-"""`octavo bench`: finds the benchmarks of the checkout, and passes its flags on."""
+"""`octavo bench`: finds its commands and the experiments of the checkout; passes flags on."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from octavo.cli.main import main
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["slow"], "no benchmark 'slow'; did you mean 'slo'?; there are throughput, compare"),
-        (["zzzz"], "no benchmark 'zzzz'; there are throughput"),
-        ([], "name a benchmark; there are throughput"),
+        (["slow"], "no benchmark 'slow'; did you mean 'slo'?; there are serve, latency"),
+        (["zzzz"], "no benchmark 'zzzz'; there are serve"),
+        ([], "name a benchmark; there are serve, latency, throughput, and the experiments"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(
@@ -23,17 +23,21 @@ def test_an_unknown_name_gets_the_nearest(
     assert line in capsys.readouterr().err
 
 
-def test_every_benchmark_is_a_module_of_the_checkout() -> None:
-    for module, _ in bench.BENCHMARKS.values():
+def test_every_experiment_is_a_module_of_the_checkout() -> None:
+    for module, _ in bench.EXPERIMENTS.values():
         assert (bench.ROOT / (module.replace(".", "/") + ".py")).is_file()
 
 
-def test_a_plain_wheel_has_no_benchmarks(
+def test_a_plain_wheel_has_no_experiments_and_says_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     assert main(["bench", "slo", "--save"]) == 1
-    assert "come with the source tree" in capsys.readouterr().err
+    assert "slo is an experiment; the experiments come with the source" in capsys.readouterr().err
+    assert main(["bench"]) == 1
+    said = capsys.readouterr().err
+    assert "there are serve, latency, throughput" in said
+    assert "come with the source tree" in said
 
 
 def checkout(root: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +46,7 @@ def checkout(root: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / "benchmarks" / f"{name}.py").write_text("")
     (root / "toybench.py").write_text(body)
     monkeypatch.setattr(bench, "ROOT", root)
-    monkeypatch.setitem(bench.BENCHMARKS, "slo", ("toybench", "a toy"))
+    monkeypatch.setitem(bench.EXPERIMENTS, "slo", ("toybench", "a toy"))
     monkeypatch.setattr("sys.path", ["unused"])
     monkeypatch.setattr("sys.argv", ["unused"])
 
@@ -66,3 +70,19 @@ def test_a_flag_before_the_name_is_checked_here(capsys: pytest.CaptureFixture[st
         main(["bench", "--save", "slo"])
     assert stop.value.code == 2
     assert "unknown flag '--save'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", bench.COMMANDS)
+def test_every_command_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", name, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: octavo bench {name} [FLAGS]" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", name, "--save"])
+    assert stop.value.code == 2
+    assert f"octavo bench {name}: unknown flag '--save'" in capsys.readouterr().err
+
+
+def test_names_do_not_collide() -> None:
+    assert not bench.COMMANDS.keys() & bench.EXPERIMENTS.keys()

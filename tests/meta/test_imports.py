@@ -25,13 +25,23 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("runner",),
     ("engine",),
-    ("llm", "server", "sim"),
+    ("llm", "server", "sim", "bench"),
     ("cli",),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # The decisions and the text need no tensors; the web side starts without torch.
-TORCH_FREE_PARTS = (*ROWS[0], "checkpoint", "core", "text", "schedulers", "server", "sim", "cli")
+TORCH_FREE_PARTS = (
+    *ROWS[0],
+    "checkpoint",
+    "core",
+    "text",
+    "schedulers",
+    "server",
+    "sim",
+    "bench",
+    "cli",
+)
 TORCH_FREE_FILES = (
     "engine/client.py",
     "engine/messages.py",
@@ -103,6 +113,7 @@ def test_imports_point_down(path: Path) -> None:
         ("runner", "octavo.core.scheduler.Scheduler"),
         ("runner", "octavo.engine.engine"),
         ("llm", "octavo.server.app"),
+        ("bench", "octavo.llm"),
         ("errors", "octavo.core"),
         ("core", "octavo.newcomer"),
     ],

@@ -1,8 +1,9 @@
-"""`octavo bench`: run one of the benchmarks of the source checkout that this package belongs to."""
+"""`octavo bench`: measure a server or the engine, or run an experiment of the source checkout."""
 
 import argparse
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from octavo.cli.arguments import Parser
@@ -10,9 +11,15 @@ from octavo.errors import ConfigError, nearest
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 
-# Name -> module, and what it shows.
-BENCHMARKS = {
-    "throughput": ("benchmarks.run", "workloads W1 to W4 against static batching"),
+# Name -> module with `add_arguments(parser)` and `run(args)`, and what it measures. vLLM's names.
+COMMANDS = {
+    "serve": ("octavo.cli.bench_serve", "load any OpenAI-compatible server and time its answers"),
+    "latency": ("octavo.cli.bench_latency", "seconds per batch of requests, without a server"),
+    "throughput": ("octavo.cli.bench_throughput", "tokens per second, without a server"),
+}
+# Name -> module of the checkout, and what it shows.
+EXPERIMENTS = {
+    "workloads": ("benchmarks.run", "workloads W1 to W4 against static batching"),
     "compare": ("benchmarks.compare", "the same on every engine that can be installed"),
     "fragmentation": ("benchmarks.experiments.fragmentation", "KV slots in use / reserved"),
     "concurrency": ("benchmarks.experiments.concurrency", "concurrent requests in the same memory"),
@@ -21,11 +28,17 @@ BENCHMARKS = {
     "slo": ("benchmarks.experiments.slo", "a latency target under overload"),
     "priority": ("benchmarks.experiments.priority", "urgent requests under saturation"),
 }
+_ELSEWHERE = (
+    "the experiments come with the source tree, not with the installed package: run this in a "
+    "checkout, after `pip install --editable '.[bench]'`"
+)
 
 
 def add_arguments(parser: Parser) -> None:
-    lines = [f"{name}: {what}" for name, (_, what) in BENCHMARKS.items()]
-    parser.add_argument("name", nargs="?", metavar="NAME", help="; ".join(lines))
+    known = {**COMMANDS, **EXPERIMENTS}
+    lines = [f"{name}: {what}" for name, (_, what) in known.items()]
+    note = f" ({', '.join(EXPERIMENTS)} need a source checkout)"
+    parser.add_argument("name", nargs="?", metavar="NAME", help="; ".join(lines) + note)
     parser.add_argument(
         "rest",
         nargs=argparse.REMAINDER,
@@ -35,21 +48,44 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark's module as a program in this process; returns its exit code.
+    """Run the named benchmark in this process; returns its exit code.
 
-    Raises ConfigError for an unknown name, or if there are no benchmarks.
+    Raises ConfigError for an unknown name, or for an experiment where there is no checkout.
     """
-    if args.name not in BENCHMARKS:
-        what = f"no benchmark {args.name!r}{nearest(args.name, BENCHMARKS)}" if args.name else ""
-        raise ConfigError(f"{what or 'name a benchmark'}; there are {', '.join(BENCHMARKS)}")
-    if not (ROOT / "benchmarks" / "run.py").is_file():
+    if args.name in COMMANDS:
+        module = import_module(COMMANDS[args.name][0])
+        status: int = module.run(benchmark_parser(args.name).parse(args.rest))
+        return status
+    if args.name not in EXPERIMENTS:
+        known = [*COMMANDS, *EXPERIMENTS]
+        what = f"no benchmark {args.name!r}{nearest(args.name, known)}" if args.name else ""
+        here = "" if _is_checkout() else f"; {_ELSEWHERE}"
         raise ConfigError(
-            "the benchmarks come with the source tree, not with the installed package: run this "
-            "in a checkout, after `pip install --editable '.[bench]'`"
+            f"{what or 'name a benchmark'}; there are {', '.join(COMMANDS)}, and the experiments "
+            f"{', '.join(EXPERIMENTS)}{here}"
         )
+    if not _is_checkout():
+        raise ConfigError(f"{args.name} is an experiment; {_ELSEWHERE}")
+    return _experiment(EXPERIMENTS[args.name][0], args.rest)
+
+
+def benchmark_parser(name: str) -> Parser:
+    """The complete parser of `octavo bench NAME`, for a name of COMMANDS."""
+    module, what = COMMANDS[name]
+    parser = Parser(prog=f"octavo bench {name}", usage=f"octavo bench {name} [FLAGS]",
+                    description=f"{what}.")  # fmt: skip
+    import_module(module).add_arguments(parser)
+    return parser
+
+
+def _is_checkout() -> bool:
+    return (ROOT / "benchmarks" / "run.py").is_file()
+
+
+def _experiment(module: str, rest: list[str]) -> int:
+    """Run a module of the checkout as a program."""
     sys.path.insert(0, str(ROOT))
-    module = BENCHMARKS[args.name][0]
-    sys.argv = [module, *args.rest]
+    sys.argv = [module, *rest]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
