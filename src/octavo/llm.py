@@ -162,11 +162,16 @@ class LLM:
         return self._run(requests, use_tqdm)
 
     def stream(
-        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Generate for one prompt or one conversation; yields the new output of each step.
 
-        Closing the iterator aborts the request.
+        `priority` and `deadline`: as for `generate`. Closing the iterator aborts the request.
         """
         if _is_conversation(prompt):
             prompts: list[Prompt] = [self._render(prompt)]  # type: ignore[arg-type]
@@ -176,7 +181,9 @@ class LLM:
             prompts = _prompt_list(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream takes one prompt, not {len(prompts)}", "prompt")
-        (request,) = self._admit(prompts, sampling_params, RequestOutputKind.DELTA)
+        (request,) = self._admit(
+            prompts, sampling_params, RequestOutputKind.DELTA, priority, deadline
+        )
         return self._stream(request)
 
     def reset_prefix_cache(self) -> bool:
@@ -423,7 +430,7 @@ def _token_list(value: object) -> list[int]:
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
     """One value for each of `count` prompts."""
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts", name)

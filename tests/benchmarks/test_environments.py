@@ -16,8 +16,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     """What would be run; nothing is installed."""
     ran: list[list[str]] = []
 
-    def run(name: str, command: list[str]) -> str:
-        ran.append(command)
+    def run(name: str, command: list[str], more: dict[str, str] | None = None) -> str:
+        ran.append([*command, *(f"{key}={value}" for key, value in (more or {}).items())])
         if "venv" in command:
             Path(command[-1]).mkdir(parents=True, exist_ok=True)
         return "numpy>=2\nmsgspec\n" if "-c" in command else ""
@@ -42,6 +42,17 @@ def test_some_requirements_can_be_left_out(commands: list[list[str]]) -> None:
     assert commands[2][-2:] == ["--no-deps", "engine[cpu]==2"]
     assert commands[3][-2:] == ["engine", "torchvision"]
     assert commands[4][-2:] == ["numpy>=2", "msgspec"]
+
+
+def test_flags_reach_the_compiler_and_make_another_environment(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "3")
+    environments.python_of("toy", ("a==1",), cmake="-DX=ON")
+    assert commands[1][-3:] == ["a==1", "CMAKE_ARGS=-DX=ON", "LLAMA_CPP_BUILD_JOBS=3"]
+    count = len(commands)
+    environments.python_of("toy", ("a==1",), cmake="-DX=OFF")
+    assert len(commands) == 2 * count
 
 
 def test_a_step_that_fails_says_its_last_words() -> None:

@@ -128,3 +128,19 @@ def test_a_gauge_has_a_name_that_fits_and_a_number() -> None:
             Gauge(name, "", 0.0)
     with pytest.raises(ConfigError, match="'depth' must be a number"):
         Gauge("depth", "", None)  # type: ignore[arg-type]
+
+
+def test_a_victim_of_ones_own_is_asked_although_the_parent_displaces_nobody() -> None:
+    class Displacing(FIFOScheduler):
+        def victim(
+            self, running: Collection[Request], for_request: Request, now: float
+        ) -> Request | None:
+            return None
+
+    class Quiet(Displacing):
+        displaces = False
+
+    assert FallbackPolicy(Displacing()).displaces
+    assert not FallbackPolicy(Quiet()).displaces
+    assert not FallbackPolicy(FIFOScheduler()).displaces
+    assert FallbackPolicy(PriorityScheduler()).displaces

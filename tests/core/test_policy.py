@@ -1,20 +1,29 @@
 """Policies rank; the scheduler over a modelled clock shows what comes of it."""
 
+import copy
+import gc
 import logging
 import math
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.core.harness import Bench, alone, make, modelled
 
 from octavo.core.policy import (
     FIFOScheduler,
+    Gauged,
     Policy,
     PriorityScheduler,
     RequestView,
+    StepLatencies,
     create_policy,
+    view,
 )
+from octavo.core.request import Request
 from octavo.core.slo import SLOScheduler
 from octavo.core.step import MAX_DISPLACED, MAX_OVERTAKEN
 from octavo.errors import ConfigError
@@ -34,6 +43,15 @@ def first_tokens(bench: Bench) -> dict[str, float]:
     return times
 
 
+class OnlyObserves(FIFOScheduler):
+    """One of two optional methods."""
+
+    seen = 0
+
+    def observe(self, latencies: StepLatencies) -> None:
+        self.seen += 1
+
+
 # Names.
 
 
@@ -45,6 +63,9 @@ def test_policies_are_made_by_name() -> None:
     slo = create_policy("slo,p99_ttft_ms=300,p99_itl_ms=40,shed=true")
     assert isinstance(slo, SLOScheduler)
     assert (slo.ttft, slo.itl, slo.shed) == (0.3, 0.04, True)
+    named = create_policy("slo, target_p99_ms=50")
+    assert isinstance(named, SLOScheduler)
+    assert named.itl == SLOScheduler(target_p99_ms=50).itl == 0.05
     own = create_policy("octavo.core.policy:FIFOScheduler,max_stretch=2")
     assert isinstance(own, FIFOScheduler)
     assert create_policy(own) is own
@@ -53,20 +74,106 @@ def test_policies_are_made_by_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("fifi", r"fifo, priority, slo; did you mean 'fifo'"),
+        ("fifi", r"adaptive, fifo, priority, slo; did you mean 'fifo'"),
         ("slo", "p99_ttft_ms or p99_itl_ms"),
         ("slo,p99_itl_ms=-5", "p99_itl_ms must be above 0"),
         ("slo,p99_itl_ms=fast", "name=number"),
-        ("fifo,speed=3", "does not take"),
+        ("fifo,speed=3", "does not take the option 'speed'; its options are: max_stretch"),
+        ("slo,p99_latency_ms=5", "p99_itl_ms, .*shed; did you mean 'p99_itl_ms'"),
+        ("adaptive,speed=3", "does not take"),
+        ("slo,target_p99_ms=0", "target_p99_ms must be above 0"),
+        ("slo,target_p99_ms=5,p99_itl_ms=5", "another name of p99_itl_ms .5.0.; give one"),
         ("nowhere:Policy", "cannot be imported"),
         ("octavo.core.policy:Nothing", "cannot be imported"),
-        (FIFOScheduler, "must be a name"),
+        (FIFOScheduler, r"not the class FIFOScheduler; pass an object: FIFOScheduler\(\)"),
         (7, "must be a name"),
+        (None, "must be a name"),
     ],
 )
 def test_a_wrong_scheduler_is_an_error_that_says_what_is_right(wrong: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create_policy(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "itl", "ttft"),
+    [
+        ("adaptive", 0.2, math.inf),
+        ("adaptive,target_p99_ms=50", 0.05, math.inf),
+        ("adaptive,p99_itl_ms=50", 0.05, math.inf),
+        ("adaptive,p99_ttft_ms=300", math.inf, 0.3),
+    ],
+)
+def test_adaptive_is_the_latency_policy_with_a_default_target(
+    text: str, itl: float, ttft: float
+) -> None:
+    policy = create_policy(text)
+    assert isinstance(policy, SLOScheduler)
+    assert (policy.itl, policy.ttft) == (itl, ttft)
+
+
+class Nothing(Policy):
+    """Derived from the interface, and nothing is defined."""
+
+
+class OrderOnly(Policy):
+    name = "order-only"
+
+    def order(self, waiting: Collection[Request], now: float) -> Collection[Request]:
+        return waiting
+
+
+class NoGauges(FIFOScheduler, Gauged):
+    """Derived from an optional interface, without its method."""
+
+
+class Narrow(FIFOScheduler):
+    def order(self, waiting: Collection[Request]) -> Collection[Request]:  # type: ignore[override]
+        return waiting
+
+
+class Unnamed:
+    order, victim, budget = FIFOScheduler.order, FIFOScheduler.victim, FIFOScheduler.budget
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Nothing, "Nothing does not define name, order, victim, budget; derive it from"),
+        (OrderOnly, "OrderOnly does not define victim, budget; derive it from octavo.schedulers"),
+        (NoGauges, "NoGauges does not define gauges"),
+        (Narrow, r"Narrow.order must be a method order\(self, waiting, now\): too many"),
+        (Unnamed, "Unnamed does not define name"),
+    ],
+)
+def test_a_policy_that_could_not_work_is_refused(policy: type[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_policy(policy())
+
+
+@pytest.mark.parametrize("kind", [FIFOScheduler, lambda: PriorityScheduler(), OnlyObserves])
+def test_one_policy_serves_one_engine_at_a_time(kind: Callable[[], Policy]) -> None:
+    policy = kind()
+    first = Bench(policy=policy)
+    with pytest.raises(ConfigError, match="serves another engine; give each engine"):
+        Bench(policy=policy)
+    with pytest.raises(ConfigError, match="serves another engine"):
+        create_policy(policy)  # before a model is loaded for it
+    Bench(policy=copy.deepcopy(policy)).scheduler.close()
+    first.scheduler.close()
+    again = Bench(policy=create_policy(policy))
+    again.run([make("a", prompt(10), 3)])
+    del first, again
+    gc.collect()
+    Bench(policy=policy)  # the engine before it is gone, though never closed
+
+
+def test_a_policy_may_only_observe() -> None:
+    policy = OnlyObserves()
+    bench = Bench(policy=create_policy(policy))
+    bench.run([make("a", prompt(10), 3)])
+    assert policy.seen > 0
+    assert bench.scheduler.policy_errors == 0
 
 
 @pytest.mark.parametrize(
@@ -114,6 +221,35 @@ def test_priority_then_slack_then_weight_then_arrival() -> None:
     ]  # fmt: skip
 
 
+def documented() -> list[str]:
+    """The names in the table of docs/scheduling.md."""
+    page = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    section = page.split("### What a policy reads of a request")[1].split("\n#")[0]
+    cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+def test_order_and_weight_fn_see_the_same_names() -> None:
+    names, seen = documented(), set[str]()
+
+    class Reads(FIFOScheduler):
+        def order(self, waiting: Collection[Request], now: float) -> Collection[Request]:
+            for request in waiting:
+                for name in names:
+                    assert getattr(request, name) == getattr(view(request, now), name), name
+                    seen.add(name)
+            return waiting
+
+    properties = {name for name, value in vars(RequestView).items() if isinstance(value, property)}
+    assert set(names) == {*RequestView.__struct_fields__, *properties}
+    assert {"prompt_len", "num_prompt_tokens", "waited", "deadline"} <= set(names)
+    bench = Bench(blocks=14, seqs=4, policy=Reads(), cost=modelled())
+    bench.run(make(f"r{i}", prompt(20, i), 40, deadline=50.0 - i, priority=i) for i in range(9))
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.policy_errors == 0
+    assert seen == set(names)
+
+
 def test_a_weight_fn_sees_the_documented_fields() -> None:
     seen: list[RequestView] = []
 
@@ -125,7 +261,7 @@ def test_a_weight_fn_sees_the_documented_fields() -> None:
     bench.add(make("a", prompt(10), 3, priority=2, deadline=7.0))
     bench.add(make("b", prompt(10), 3))
     first_tokens(bench)
-    assert seen[0] == RequestView(10, 0, 0.0, 0.0, 2, 7.0)
+    assert seen[0] == RequestView(10, 0, 0.0, 0.0, 2, 7.0, max_tokens=3, request_id="a")
     assert seen[-1].waited > 0
 
 

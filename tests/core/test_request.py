@@ -32,7 +32,7 @@ def test_history_is_only_given_to_those_who_look_at_it() -> None:
 def test_waiting_time_adds_up() -> None:
     request = make("r", [1], arrival=2.0)
     assert request.waited_at(5.0) == 3.0
-    request.waited, request.status = 3.0, Status.RUNNING
+    request.waited_before, request.status = 3.0, Status.RUNNING
     assert request.waited_at(9.0) == 3.0
     request.status, request.waiting_since = Status.PREEMPTED, 9.0
     assert request.waited_at(10.0) == 4.0

@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from octavo.core.policy import (
-    AdaptivePolicy,
     FIFOScheduler,
     Gauge,
     Gauged,
@@ -38,8 +37,11 @@ class FallbackPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.displaces = bool(getattr(policy, "displaces", True))
-        self.is_adaptive = isinstance(policy, AdaptivePolicy)
+        self.displaces = _displaces(policy)
+        self._observe: Callable[[StepLatencies], None] | None = getattr(policy, "observe", None)
+        self._refusal: Callable[[Load], str | None] | None = getattr(policy, "refusal", None)
+        self.observes = self._observe is not None
+        self.refuses = self._refusal is not None
         self.errors = 0
         self._fifo = FIFOScheduler(max_stretch=None)
 
@@ -72,15 +74,13 @@ class FallbackPolicy:
         return self._ask("budget", ask, lambda: self._fifo.budget(load))
 
     def observe(self, latencies: StepLatencies) -> None:
-        if isinstance(self.policy, AdaptivePolicy):
-            policy = self.policy
-            self._ask("observe", lambda: policy.observe(latencies), lambda: None)
+        if (observe := self._observe) is not None:
+            self._ask("observe", lambda: observe(latencies), lambda: None)
 
     def refusal(self, load: Load) -> str | None:
-        if not isinstance(self.policy, AdaptivePolicy):
+        if (refusal := self._refusal) is None:
             return None
-        policy = self.policy
-        return self._ask("refusal", lambda: policy.refusal(load), lambda: None)
+        return self._ask("refusal", lambda: refusal(load), lambda: None)
 
     def gauges(self) -> tuple[Gauge, ...]:
         """The policy's gauges; empty if it has none, or if computing them fails."""
@@ -104,6 +104,17 @@ class FallbackPolicy:
     def _is_first_error(self) -> bool:
         self.errors += 1
         return self.errors == 1
+
+
+def _displaces(policy: Policy) -> bool:
+    """The policy's own word; True for a class with its own `victim` that says nothing, although
+    one that it derives from never displaces."""
+    for kind in type(policy).__mro__ if "displaces" not in getattr(policy, "__dict__", {}) else ():
+        if "displaces" in vars(kind):
+            break
+        if "victim" in vars(kind):
+            return True
+    return bool(getattr(policy, "displaces", True))
 
 
 def _checked(gauge: Gauge) -> Gauge:

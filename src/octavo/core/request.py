@@ -24,20 +24,32 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+class Clock:
+    """The time of a scheduler, in seconds; it sets `now`, its requests read it."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
 class Request:
     """One choice of one request.
 
     seed: 64 bits; draws depend on (seed, index, position) alone. max_tokens: output tokens at
     most. stop_ids: ids that end it (end-of-text unless ignored, and the caller's). eos_ids:
     which of them are end-of-text. arrival_time: seconds of the engine's clock.
+
+    What scheduling policies may read is listed in docs/scheduling.md; `core.policy.RequestView`
+    has the same names.
     """
 
     __slots__ = (
-        "arrival_time", "block_hashes", "displaced", "drafts", "eos_ids", "host_blocks", "index",
-        "last_token_at", "max_tokens", "num_cached_tokens", "num_computed", "num_in_flight",
-        "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority", "prompt_ids",
-        "prompt_logprobs", "request_id", "scheduled_at", "seed", "seq_id", "serial", "status",
-        "stop_ids", "submission", "table", "tokens", "waited", "waiting_since",
+        "arrival_time", "block_hashes", "clock", "displaced", "drafts", "eos_ids", "host_blocks",
+        "index", "last_token_at", "max_tokens", "num_cached_tokens", "num_computed",
+        "num_in_flight", "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority",
+        "prompt_ids", "prompt_logprobs", "request_id", "scheduled_at", "seed", "seq_id", "serial",
+        "status", "stop_ids", "submission", "table", "tokens", "waited_before", "waiting_since",
     )  # fmt: skip
 
     def __init__(
@@ -85,8 +97,9 @@ class Request:
         self.serial = 0  # order of arrival at the scheduler, which sets it
         self.overtaken = 0  # requests started before this one while it lacked memory
         self.displaced = (0, 0)  # tokens when it was last displaced, and times with so many
+        self.clock: Clock | None = None  # of its scheduler, which sets it
         self.waiting_since = arrival_time
-        self.waited = 0.0  # seconds waited so far, up to waiting_since
+        self.waited_before = 0.0  # seconds waited, up to waiting_since
         self.last_token_at: float | None = None
         self.scheduled_at: float | None = None  # when it first started to run
 
@@ -102,6 +115,21 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def prompt_len(self) -> int:
+        """The same as `num_prompt_tokens`."""
+        return self.num_prompt_tokens
+
+    @property
+    def output_len(self) -> int:
+        """The same as `num_output_tokens`."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def waited(self) -> float:
+        """Total seconds waited, by its scheduler's clock."""
+        return self.waited_at(self.waiting_since if self.clock is None else self.clock.now)
 
     @property
     def lag(self) -> int:
@@ -124,8 +152,8 @@ class Request:
     def waited_at(self, now: float) -> float:
         """Total seconds waited, up to `now`."""
         if self.status is Status.RUNNING:
-            return self.waited
-        return self.waited + now - self.waiting_since
+            return self.waited_before
+        return self.waited_before + now - self.waiting_since
 
     def fork(self, index: int) -> "Request":
         """Choice `index` of this request: the same tokens, no blocks yet."""
@@ -137,8 +165,8 @@ class Request:
         child.tokens = self.tokens.copy()
         child.block_hashes = self.block_hashes.copy()
         child.num_cached_tokens = self.num_cached_tokens
-        child.serial = self.serial
-        child.waited, child.waiting_since = self.waited, self.waiting_since
+        child.serial, child.clock = self.serial, self.clock
+        child.waited_before, child.waiting_since = self.waited_before, self.waiting_since
         child.scheduled_at = self.scheduled_at
         return child
 

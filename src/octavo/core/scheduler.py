@@ -21,10 +21,10 @@ from octavo.core.block_pool import expect
 from octavo.core.fallback import FallbackPolicy
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
-from octavo.core.policy import Load, Policy, StepLatencies
+from octavo.core.policy import Load, Policy, StepLatencies, bind, unbind
 from octavo.core.queues import PreemptionMode, Queues
 from octavo.core.rates import Rates
-from octavo.core.request import Request, Status
+from octavo.core.request import Clock, Request, Status
 from octavo.core.step import PlannedStep, StepBuilder
 from octavo.errors import (
     ConfigError,
@@ -84,6 +84,7 @@ class Scheduler:
     ) -> None:
         _check_limits(kv, max_model_len, preemption_mode)
         self.kv = kv
+        bind(policy, self)
         self.policy = policy
         self.fallback = FallbackPolicy(policy)
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
@@ -95,7 +96,7 @@ class Scheduler:
         self._serial = 0
         self._num_steps = 0
         self._in_flight: deque[PlannedStep] = deque()
-        self._now = 0.0
+        self._clock = Clock()
         self._planned_at = 0.0  # the last plan
         self._committed_at = 0.0  # the last result
 
@@ -109,11 +110,11 @@ class Scheduler:
                 f"a request with the id {request.request_id[:128]!r} is in flight", "request_id"
             )
         assert request.num_prompt_tokens < self.max_model_len, "admitted, but beyond the window"
-        self._now = max(self._now, request.arrival_time)
-        if self.fallback.is_adaptive and (reason := self.fallback.refusal(self._load())):
+        self._clock.now = max(self._clock.now, request.arrival_time)
+        if self.fallback.refuses and (reason := self.fallback.refusal(self._load())):
             raise QueueFullError(reason)
         self._serial += 1
-        request.serial = self._serial
+        request.serial, request.clock = self._serial, self._clock
         self._groups[request.request_id] = {request.index: request}
         self.queues.enqueue(request)
 
@@ -144,6 +145,10 @@ class Scheduler:
         )
         request.drafts = tuple(drafts[: gain - 1])
         return True
+
+    def close(self) -> None:
+        """Let go of the policy: another scheduler may use it."""
+        unbind(self.policy, self)
 
     def has_work(self) -> bool:
         """Whether a request has not ended. Plans in flight must be committed in any case."""
@@ -225,7 +230,7 @@ class Scheduler:
             queues.running.keys(),
             (),
             queues.waiting.keys(),
-            self._now,
+            self._clock.now,
             self.rates,
         )
 
@@ -239,7 +244,7 @@ class Scheduler:
         and `commit`.
         """
         since_last = max(now - self._planned_at, 0.0) if self._num_steps else 0.0
-        self._now = self._planned_at = now
+        self._clock.now = self._planned_at = now
         self._num_steps += 1
         builder = StepBuilder(
             self.queues,
@@ -261,7 +266,7 @@ class Scheduler:
         and nothing changes. Rows of requests that ended meanwhile are dropped.
         """
         step = self._take(plan, result)
-        self._now = now
+        self._clock.now = now
         updates: list[Update] = []
         running = Status.RUNNING
         for request, row, gained in zip(step.requests, plan.rows, result.rows, strict=True):
@@ -306,13 +311,13 @@ class Scheduler:
     def _measure(self, step: PlannedStep, updates: list[Update]) -> None:
         """Update the rates with the time of a step, which began when the one before it ended."""
         plan, tokens = step.plan, step.num_tokens
-        seconds = self._now - max(plan.planned_at, self._committed_at)
+        seconds = self._clock.now - max(plan.planned_at, self._committed_at)
         swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
         if not swapped:
             self.rates.note_step(tokens, seconds)
         elif (usual := self.rates.seconds(tokens)) is not None:
             self.rates.note_copies(swapped, seconds - usual)
-        if self.fallback.is_adaptive:
+        if self.fallback.observes:
             num_tokens = sum([len(update.token_ids) for update in updates])
             self.fallback.observe(self._latencies(step, num_tokens))
 
@@ -326,11 +331,11 @@ class Scheduler:
             if len(request.tokens) == row.start + len(row.token_ids) - row.num_drafts:
                 continue  # nothing was drawn for it: it failed or was aborted
             if request.last_token_at is None:
-                firsts.append(self._now - request.arrival_time)
+                firsts.append(self._clock.now - request.arrival_time)
             else:
-                gaps.append(self._now - request.last_token_at)
-            request.last_token_at = self._now
-        return StepLatencies(self._now, num_tokens, gaps, firsts)
+                gaps.append(self._clock.now - request.last_token_at)
+            request.last_token_at = self._clock.now
+        return StepLatencies(self._clock.now, num_tokens, gaps, firsts)
 
     def _draw_all(
         self, request: Request, row: PlanRow, gained: RowResult, out: list[Update]
@@ -344,11 +349,11 @@ class Scheduler:
             out.append(self._advance(choice, computed, tokens, entries))
         for choice in reversed(choices):
             if choice.status is Status.RUNNING and len(self.queues.running) > self.max_num_seqs:
-                self.queues.requeue(choice, self._now)
+                self.queues.requeue(choice, self._clock.now)
 
     def _fork(self, parent: Request, index: int) -> Request:
         child = parent.fork(index)
-        child.last_token_at = self._now
+        child.last_token_at = self._clock.now
         self.kv.fork(parent, child)
         self.queues.run(child)
         self._groups[parent.request_id][index] = child

@@ -14,6 +14,9 @@ from octavo.log import get_logger
 logger = get_logger(__name__)
 
 
+DEFAULT_P99_ITL_MS = 200.0  # of "adaptive": that of Llama 2 70B in MLPerf Inference's server runs
+
+
 class SLOState(msgspec.Struct, frozen=True, gc=False):
     """The state of an `SLOScheduler`. Times in seconds; None before the first measurement.
 
@@ -37,7 +40,8 @@ class SLOScheduler(FIFOScheduler):
     """First come, first served, in steps as large as the latency targets allow.
 
     p99_ttft_ms, p99_itl_ms: targets for the 99th percentile, over the last `window` seconds, of
-    the time to first token and the inter-token latency. min_throughput: output tokens/s below
+    the time to first token and the inter-token latency (target_p99_ms is another name of the
+    second). min_throughput: output tokens/s below
     which steps grow while the targets hold. shed: refuse requests (QueueFullError, HTTP 503)
     while waiting ones will miss the target for their first token. `state` shows the current
     budget and the reason for it.
@@ -56,10 +60,18 @@ class SLOScheduler(FIFOScheduler):
         p99_itl_ms: float | None = None,
         min_throughput: float | None = None,
         *,
+        target_p99_ms: float | None = None,
         window: float = 10.0,
         shed: bool = False,
     ) -> None:
         super().__init__(max_stretch=None)
+        if target_p99_ms is not None and p99_itl_ms is not None:
+            raise ConfigError(
+                f"target_p99_ms ({target_p99_ms}) is another name of p99_itl_ms ({p99_itl_ms}); "
+                "give one of them"
+            )
+        if target_p99_ms is not None:
+            p99_itl_ms = positive("target_p99_ms", target_p99_ms)
         self.ttft = (positive("p99_ttft_ms", p99_ttft_ms) or math.inf) / 1e3
         self.itl = (positive("p99_itl_ms", p99_itl_ms) or math.inf) / 1e3
         self.floor = positive("min_throughput", min_throughput) or 0.0
@@ -136,6 +148,13 @@ class SLOScheduler(FIFOScheduler):
 
     def _set(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
+
+
+def adaptive(**options: Any) -> SLOScheduler:
+    """The scheduler "adaptive": `SLOScheduler`, with `DEFAULT_P99_ITL_MS` if no target is given."""
+    if not options.keys() & {"p99_itl_ms", "target_p99_ms", "p99_ttft_ms"}:
+        options["p99_itl_ms"] = DEFAULT_P99_ITL_MS
+    return SLOScheduler(**options)
 
 
 class _Meters:

@@ -179,7 +179,7 @@ class StepBuilder:
         self._top_up()
         for request in self._unfinished:
             if request not in self._assigned and request.status is Status.RUNNING:
-                request.waited += self._since_last  # running, but not served
+                request.waited_before += self._since_last  # running, but not served
 
     def _candidates(self, lagging: list[Request], may_start: bool) -> Iterable[Request]:
         slots = self._sequences - len(self._queues.running)
@@ -365,7 +365,7 @@ class StepBuilder:
             if request.status is Status.WAITING:
                 request.num_cached_tokens = cached
                 self._kv.count_query(request)
-        request.waited = request.waited_at(self._now)
+        request.waited_before = request.waited_at(self._now)
         if request.scheduled_at is None:
             request.scheduled_at = self._now
         request.overtaken = 0

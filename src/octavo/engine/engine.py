@@ -144,6 +144,7 @@ class Engine:
     def close(self) -> None:
         """Release the executor's memory. May be called again."""
         self._dead = self._dead or "it was closed"
+        self.scheduler.close()
         self.executor.close()
 
     def explain(self) -> dict[str, str]:
