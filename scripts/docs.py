@@ -101,6 +101,8 @@ def flags_page() -> str:
         lines += [f"## `octavo {command}`", "", f"{what[0].upper()}{what[1:]}.", ""]
         lines += ["| Flag | Meaning |", "|---|---|"]
         for action in parser._actions:
+            if action.help == argparse.SUPPRESS:
+                continue
             names = ", ".join(f"`{name}`" for name in action.option_strings)
             what_it_does = (action.help or "").replace("|", "\\|")
             lines.append(f"| {names or f'`{action.metavar or action.dest}`'} | {what_it_does} |")

@@ -121,7 +121,7 @@ def test_flags_can_be_skipped():
 
 def test_a_flag_refuses_a_value_of_another_kind():
     with pytest.raises(argparse.ArgumentError):
-        parse(EngineConfig, "--dtype", "float16")
+        parse(EngineConfig, "--dtype", "int4")
     with pytest.raises(argparse.ArgumentError):
         parse(EngineConfig, "--max-num-seqs", "many")
 

@@ -2,26 +2,38 @@
 
 Every field of `EngineConfig` is a keyword of `LLM(...)` and a flag of `octavo serve`
 (`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are
-generated from the fields, so the two cannot diverge. `with_` makes a changed copy; nothing is
-modified in place. What depends on the model (its window, the KV budget) is derived by the
-runner, which reports it in `core.plan.RunnerLimits`.
+generated from the fields, so the two cannot diverge. vLLM's other options are looked up in
+`vllm_names`: taken where they ask for nothing, refused with a reason otherwise. `with_` makes a
+changed copy; nothing is modified in place. What depends on the model (its window, the KV budget)
+is derived by the runner, which reports it in `core.plan.RunnerLimits`.
 """
 
 import argparse
+import json
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from octavo import devices
-from octavo.errors import ConfigError, nearest
+from octavo import devices, vllm_names
+from octavo.errors import ConfigError, nearest, shown
+from octavo.log import get_logger
+from octavo.vllm_names import Entry, Form, Kind, Status
+
+logger = get_logger(__name__)
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 KVDtype = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
+# vLLM's suffixes: small letters are powers of 1000, capitals powers of 1024. KiB and so on are
+# unmistakable; MB is not, and is refused.
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])|([KMGT])(?:iB)?)?")
+# The policy of `LLM`, whose callers wait for whole answers; a server's is `fifo`.
+OFFLINE_SCHEDULER = "fifo,max_stretch=none"
 
 
 def _option(default: Any, help: str, **metadata: Any) -> Any:
@@ -39,7 +51,12 @@ class EngineConfig:
     revision: str | None = _option(None, "branch, tag or commit of a Hugging Face id")
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
                            "processor has it in hardware, else float32")  # fmt: skip
-    device: str = _option("auto", "device to compute on", names=devices.names)
+    device: str = _option(
+        "auto",
+        "device to compute on",
+        names=devices.names,
+        otherwise="there is no GPU backend yet; leave device out to compute on the CPU",
+    )
     quantization: str | None = _option(None, "weight quantization: int8 or int4")
     quantization_override: str | None = _option(
         None, "per-component quantization, such as lm_head=none,layers.0.*=int8"
@@ -49,16 +66,19 @@ class EngineConfig:
     attention_impl: str = _option("auto", "attention backend")
     tensor_parallel_size: int = _option(1, "number of tensor-parallel processes", low=1)
     max_model_len: int | None = _option(
-        None, "context window in tokens; default: the model's", low=1
+        None, "context window in tokens, such as 8k; default: the model's", low=1, size=True
     )
     max_num_seqs: int = _option(128, "maximum number of running requests", low=1)
-    max_num_batched_tokens: int = _option(2048, "maximum number of tokens per step", low=1)
+    max_num_batched_tokens: int = _option(2048, "maximum number of tokens per step", low=1,
+                                          size=True)  # fmt: skip
     block_size: int = _option(16, f"tokens in a KV block: one of {_BLOCK_SIZES}")
     gpu_memory_utilization: float = _option(
         0.9,
         "fraction of the device's memory (on CPU: the machine's) for weights, activations and KV",
     )
-    kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache in bytes", low=1)
+    kv_cache_memory_bytes: int | None = _option(
+        None, "size of the KV cache in bytes, such as 4G", low=1, size=True
+    )
     num_gpu_blocks_override: int | None = _option(None, "number of KV blocks", low=1)
     swap_space: float = _option(4, "GiB of host memory for the KV of preempted requests")
     swap_path: str | None = _option(
@@ -124,9 +144,8 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "EngineConfig":
-        """The configuration of keyword arguments; an unknown name raises ConfigError."""
-        check_names(cls, options)
-        return cls(**options)
+        """The configuration of keyword arguments, ours or vLLM's; ConfigError for any other."""
+        return cls(**in_our_names(cls, options))
 
 
 def check_names(cls: type, options: Mapping[str, Any]) -> None:
@@ -145,7 +164,8 @@ def check_type(item: "Field[Any]", value: object) -> None:
     wanted = f"one of {choices}" if choices else " or ".join(t.__name__ for t in allowed)
     good = value in choices if choices else _is(value, allowed)
     if not good:
-        raise ConfigError(f"{item.name} must be {wanted}, not {value!r}")
+        advice = f": {item.metadata['otherwise']}" if "otherwise" in item.metadata else ""
+        raise ConfigError(f"{item.name} must be {wanted}, not {value!r}{advice}")
     low = item.metadata.get("low")
     if low is not None and value < low:
         raise ConfigError(f"{item.name} must be at least {low}, not {value}")
@@ -171,26 +191,190 @@ def _kinds(item: "Field[Any]") -> tuple[tuple[type, ...], tuple[str, ...], bool]
     return kinds, (), type(None) in parts
 
 
+def in_our_names(
+    cls: type, options: Mapping[str, Any], kinds: tuple[Kind, ...] = (Kind.ENGINE,)
+) -> dict[str, Any]:
+    """`options` as fields of `cls`: vLLM's names are replaced, and what asks for nothing left out.
+
+    kinds: of which of vLLM's names they may be. Raises ConfigError for any other name, and for
+    what is asked for and not supported, saying why.
+    """
+    known = {item.name: item for item in fields(cls)}
+    ours: dict[str, Any] = {}
+    for name, value in options.items():
+        entry = next(filter(None, (vllm_names.find(kind, name) for kind in kinds)), None)
+        if entry is None and name not in known:
+            raise ConfigError(f"unknown option {name!r}{nearest(name, known)}")
+        if type(value).__module__ == "torch":
+            value = str(value).removeprefix("torch.")  # a dtype
+        if entry is not None:
+            _note(entry, value)
+            if name not in known and entry.status in (Status.NO_EFFECT, Status.REFUSED):
+                if not entry.asks_for_nothing(value):
+                    raise ConfigError(f"{name}={shown(value)}: {entry.refusal()}")
+                continue
+            if entry.asks_for_nothing(value):
+                continue
+            value = _meant(entry, value)
+        field_name = entry.ours if entry is not None and entry.ours else name
+        if field_name in ours and ours[field_name] != value:
+            raise ConfigError(f"{name} is vLLM's name of {field_name}; give one of them")
+        if isinstance(value, str) and known[field_name].metadata.get("size"):
+            value = parse_size(field_name, value)
+        ours[field_name] = value
+    return ours
+
+
+def _meant(entry: Entry, value: object) -> object:
+    return next((ours for theirs, ours in entry.meaning if vllm_names.same(theirs, value)), value)
+
+
+def _note(entry: Entry, value: object) -> None:
+    """Log what a value that vLLM's users give means here, where they may not expect it."""
+    surprising = entry.name == "dtype" and value in ("half", "float16")
+    if surprising or (entry.name == "trust_remote_code" and value is True):
+        logger.info("%s=%r: %s", entry.name, value, entry.note)
+
+
+def parse_size(name: str, text: str) -> int:
+    """A count of tokens or bytes: 4096, 4k (1000), 4K or 4KiB (1024); ConfigError for others."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ConfigError(
+            f"{name} must be a number such as 4096, 4k (x 1000), 4K or 4KiB (x 1024), "
+            f"not {shown(text)}"
+        )
+    number, small, capital = found.groups()
+    base, letter = (1000, small) if small else (1024, capital)
+    factor = base ** (" kmgt".index(letter.lower()) if letter else 0)
+    value = float(number) * factor if "." in number else int(number) * factor
+    if value != int(value):
+        raise ConfigError(f"{name} must be a whole number, not {shown(text)}")
+    return int(value)
+
+
 def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def add_flags(parser: argparse._ActionsContainer, cls: type, skip: tuple[str, ...] = ()) -> None:
-    """Give `parser` one flag for each field of `cls`. Flags left out leave no attribute."""
+def add_flags(
+    parser: argparse._ActionsContainer,
+    cls: type,
+    skip: tuple[str, ...] = (),
+    with_defaults: bool = False,
+) -> None:
+    """Give `parser` one flag for each field of `cls`.
+
+    Flags left out leave no attribute, or with `with_defaults` that of the field.
+    """
+    short = {name: flag for flag, name in vllm_names.SHORT_FLAGS.items()}
     for item in fields(cls):
         if item.name in skip:
             continue
-        kinds, choices, _ = _kinds(item)
-        common: dict[str, Any] = {
-            "dest": item.name,
-            "default": argparse.SUPPRESS,
-            "help": f"{item.metadata['help']} (default: {item.default})",
-        }
-        if kinds == (bool,):
-            common["action"] = argparse.BooleanOptionalAction
-        elif choices:
-            common["choices"] = choices
+        names = [short[item.name]] if item.name in short else []
+        parser.add_argument(
+            *names,
+            flag_name(item.name),
+            dest=item.name,
+            default=item.default if with_defaults else argparse.SUPPRESS,
+            help=f"{item.metadata['help']} (default: {item.default})",
+            **_form(item),
+        )
+
+
+def add_vllm_flags(
+    parser: argparse._ActionsContainer, cls: type, kinds: tuple[Kind, ...] = (Kind.ENGINE,)
+) -> None:
+    """Give `parser` vLLM's flags that are no fields of `cls`, hidden from its help.
+
+    Their values are for `in_our_names`, which takes or refuses them.
+    """
+    ours = {item.name: item for item in fields(cls)}
+    short = {name: flag for flag, name in vllm_names.SHORT_FLAGS.items()}
+    for entry in (entry for kind in kinds for entry in vllm_names.entries(kind)):
+        flag = flag_name(entry.name)
+        if flag in parser._option_string_actions or entry.status is Status.SUPPORTED:
+            continue
+        if entry.ours in ours:
+            form = _form(ours[entry.ours])
         else:
-            common["type"] = kinds[0]
-            common["metavar"] = kinds[0].__name__.upper()
-        parser.add_argument(flag_name(item.name), **common)
+            form = dict(_FORMS[entry.form])
+        names = [short[entry.name]] if entry.name in short else []
+        parser.add_argument(
+            *names,
+            flag,
+            dest=entry.name,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+            **form,
+        )
+
+
+def _json(text: str) -> Any:
+    """What a word of a command line means: JSON where it is, else itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+class _Spread(argparse.Action):
+    """Several values, separated by spaces or as a JSON list, as a list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, _spread(values))
+
+
+def _spread(words: list[str]) -> list[Any]:
+    """The values of a list flag; a word may be a JSON list of them."""
+    found: list[Any] = []
+    for word in words:
+        value = _json(word) if word.startswith("[") else word
+        found += value if isinstance(value, list) else [value]
+    return found
+
+
+_FORMS: Mapping[Form, Mapping[str, Any]] = types.MappingProxyType(
+    {
+        Form.FLAG: {"action": argparse.BooleanOptionalAction},
+        Form.VALUE: {"type": _json},
+        Form.LIST: {"action": _Spread, "nargs": "*"},
+    }
+)
+
+
+def _form(item: "Field[Any]") -> dict[str, Any]:
+    """The keywords of add_argument for a field."""
+    kinds, choices, _ = _kinds(item)
+    if kinds == (bool,):
+        return {"action": argparse.BooleanOptionalAction}
+    if choices:
+        return {"type": _converter(item), "metavar": "{" + ",".join(choices) + "}"}
+    if item.metadata.get("size"):
+        return {"type": _converter(item), "metavar": "SIZE"}
+    return {"type": kinds[0], "metavar": kinds[0].__name__.upper()}
+
+
+def _converter(item: "Field[Any]") -> Callable[[str], Any]:
+    """Reads a flag's value as the field, or a spelling that vLLM has for one."""
+    entry = vllm_names.find(Kind.ENGINE, item.name)
+    theirs = [value for value, _ in entry.meaning] + list(entry.taken) if entry else []
+
+    def convert(text: str) -> Any:
+        for value in theirs:
+            if value is not None and text == str(value):
+                return value
+        try:
+            value = parse_size(item.name, text) if item.metadata.get("size") else text
+            check_type(item, value)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return value
+
+    return convert

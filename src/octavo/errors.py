@@ -18,7 +18,9 @@ field, the value it had, and what would be right. Asserts are kept for our own i
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import FrozenInstanceError
+from typing import NoReturn, TypeVar
 
 
 class OctavoError(Exception):
@@ -123,3 +125,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'top_p'?`, or '' where nothing known is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+KindT = TypeVar("KindT", bound=type)
+
+
+def advise_on_assignment(advice: str) -> Callable[[KindT], KindT]:
+    """Decorates a frozen dataclass: an assignment to a field is answered with `advice`."""
+
+    def refuse(self: object, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(
+            f"cannot set {name!r} of a {type(self).__name__}, which is frozen; {advice}"
+        )
+
+    def decorate(kind: KindT) -> KindT:
+        kind.__setattr__ = refuse  # type: ignore[method-assign,assignment]
+        return kind
+
+    return decorate

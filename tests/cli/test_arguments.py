@@ -105,7 +105,7 @@ def test_an_abbreviated_flag_is_not_guessed(
     ("argv", "words"),
     [
         (["--n", "two"], ("--n", "'two'")),
-        (["--dtype", "bf16"], ("--dtype", "'bf16'", "bfloat16")),
+        (["--dtype", "int4"], ("--dtype", "'int4'", "bfloat16")),
         (["--stop-token-ids", "2;7"], ("'2;7'", "2,7")),
         (["--logit-bias", "15"], ("'15'", "15:-100")),
         (["one", "two"], ("two",)),

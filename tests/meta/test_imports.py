@@ -17,8 +17,23 @@ SOURCE = Path(octavo.__file__).parent
 
 # Each row sees the rows above it here; the columns of a row do not see each other.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "devices", "params", "outputs", "log", "processes", "version"),
-    ("checkpoint",),
+    (
+        "errors",
+        "config",
+        "devices",
+        "params",
+        "outputs",
+        "log",
+        "processes",
+        "version",
+        "vllm_names",
+        "inputs",
+        "sampling_params",
+        "logprobs",
+        "sequence",
+        "logger",
+    ),
+    ("checkpoint", "utils"),
     ("core", "kernels", "dist", "text"),
     ("quant", "attention", "schedulers"),
     ("layers",),
@@ -26,7 +41,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("runner",),
     ("engine",),
     ("llm", "server", "sim", "bench"),
-    ("cli",),
+    ("cli", "entrypoints", "v1"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 

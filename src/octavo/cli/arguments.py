@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from octavo.config import EngineConfig, add_flags, flag_name
+from octavo.config import EngineConfig, add_flags, add_vllm_flags, flag_name, in_our_names
 from octavo.errors import nearest
 from octavo.params import SamplingParams
+from octavo.utils.argparse_utils import FlexibleArgumentParser, add_config_flag
+from octavo.vllm_names import Kind, entries, find
 
 # Every field of SamplingParams that makes sense on a command line, and its help. Types and
 # defaults come from the dataclass; a test checks that both match.
@@ -38,7 +40,7 @@ SAMPLING_HELP = {
 }
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(FlexibleArgumentParser):
     """No abbreviations; one line per mistake, with the nearest known flag; exit code 2."""
 
     def __init__(self, **options: Any) -> None:
@@ -49,42 +51,95 @@ class Parser(argparse.ArgumentParser):
 
         If the rest of the line belongs to another program, only the part before it is checked.
         """
-        known = self.flags()
-        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        for word in argv:
+        words = self.words(argv)
+        for word in words:
             name = word.split("=", 1)[0]
-            if word == "--" or (passes_on and not word.startswith("-")):
+            if word == "--" or (self._passes_on() and not word.startswith("-")):
                 break
-            if name.startswith("--") and name not in known:
-                self.error(f"unknown flag {name!r}{nearest(name, known)}")
-        return self.parse_args(argv)
+            if name.startswith("--") and not self.knows(name):
+                self._refuse(name)
+        return self.parse_args(words)
 
-    def flags(self) -> list[str]:
-        """Every long flag of this parser."""
-        names = (name for action in self._actions for name in action.option_strings)
-        return [name for name in names if name.startswith("--")]
+    def _refuse(self, flag: str) -> NoReturn:
+        """An unknown flag; of vLLM's `--compilation-config.mode` the first part may be known."""
+        whole = flag.partition(".")[0]
+        if whole != flag and self.knows(whole):
+            entry = next(
+                filter(None, (find(kind, whole[2:].replace("-", "_")) for kind in Kind)), None
+            )
+            if entry is not None and entry.reason:
+                self.error(f"{flag}: {entry.refusal()}")
+        self.error(f"unknown flag {flag!r}{nearest(flag, self.flags())}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def add_engine_flags(parser: Parser, skip: Sequence[str] = ()) -> None:
-    """The model as first argument, and one flag for every other field of EngineConfig."""
+def add_engine_flags(
+    parser: Parser, skip: Sequence[str] = (), kinds: tuple[Kind, ...] = (Kind.ENGINE,)
+) -> None:
+    """The model as first argument, and one flag for every other field of EngineConfig.
+
+    kinds: which of vLLM's other flags are recognized, to be taken or refused.
+    """
     model = EngineConfig.model
     parser.add_argument(
         "model",
         nargs="?",
+        action=_Model,
         default=model,
         metavar="MODEL",
         help=f"Hugging Face id, folder, .gguf file, or embedded name (default: {model})",
     )
-    add_flags(parser.add_argument_group("engine"), EngineConfig, skip=("model", *skip))
+    group = parser.add_argument_group("engine")
+    group.add_argument("--model", action=_Model, default=model, metavar="MODEL",
+                       help="the same as the first argument")  # fmt: skip
+    group.add_argument("--model-of-file", dest="model", action=_ModelOfFile, default=model,
+                       help=argparse.SUPPRESS)  # fmt: skip
+    add_config_flag(group)
+    add_flags(group, EngineConfig, skip=("model", *skip))
+    add_vllm_flags(group, EngineConfig, kinds)
+
+
+class _OfFile(str):
+    """A model that a file of flags names: the command line may name another."""
+
+
+class _ModelOfFile(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, _OfFile(values))
+
+
+class _Model(argparse.Action):
+    """The model as first argument or as `--model`; both may be given if they agree."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        if option_string is None and values is self.default:
+            return  # no first argument
+        if not isinstance(before, _OfFile) and before not in (self.default, values):
+            parser.error(f"two models are given: {before!r} and {values!r}")
+        setattr(namespace, self.dest, values)
 
 
 def engine_options(args: argparse.Namespace, skip: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of EngineConfig that the command line gave."""
-    names = (item.name for item in fields(EngineConfig) if item.name not in skip)
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+    """The fields of EngineConfig that the command line gave, under their own names or vLLM's."""
+    names = [item.name for item in fields(EngineConfig) if item.name not in skip]
+    names += [e.name for e in entries(Kind.ENGINE) if e.name not in (*names, *skip)]
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return in_our_names(EngineConfig, given)
 
 
 def add_sampling_flags(parser: Parser, defaults: Mapping[str, object]) -> None:

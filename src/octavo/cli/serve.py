@@ -6,18 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, add_vllm_flags, in_our_names
 from octavo.errors import ConfigError
 from octavo.log import api_keys_from_environment, configure
 from octavo.server.listener import open_listener
 from octavo.server.options import ServerConfig, add_server_flags, last_word
 from octavo.server.tls import check_tls
+from octavo.vllm_names import Kind, names
 
-# vLLM's names for flags that have another name here.
-_ALIASES = {
-    "--scheduling-policy": ("scheduler", str),
-    "--shutdown-timeout": ("drain_timeout", float),
-}
+# Of vLLM's names, those that are the server's and not the engine's.
+_SERVER_NAMES = tuple(dict.fromkeys([*(f.name for f in fields(ServerConfig)), *names(Kind.SERVER)]))
 
 
 class _NoModel(str):
@@ -25,27 +23,29 @@ class _NoModel(str):
 
 
 def add_arguments(parser: Parser) -> None:
-    add_engine_flags(parser)
+    add_engine_flags(parser, kinds=())
     parser.set_defaults(model=_NoModel(EngineConfig.model))
-    group = parser.add_argument_group("server")
-    add_server_flags(group)
-    for flag, (name, kind) in _ALIASES.items():
-        group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS,
-                           help=f"the same as --{name.replace('_', '-')}")  # fmt: skip
-    group.add_argument("--enable-log-requests", dest="log_requests", action="store_true",
-                       default=argparse.SUPPRESS, help="the same as --log-requests")  # fmt: skip
+    add_server_flags(parser.add_argument_group("server"))
+    add_vllm_flags(parser, ServerConfig, (Kind.SERVER,))
+    add_vllm_flags(parser, EngineConfig)
+
+
+def server_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ServerConfig that the command line gave, under their own names or vLLM's."""
+    given = {name: getattr(args, name) for name in _SERVER_NAMES if hasattr(args, name)}
+    return in_our_names(ServerConfig, given, (Kind.SERVER,))
 
 
 def run(args: argparse.Namespace, executor: str | None = None) -> int:
     """Serve until a signal; returns the exit code. executor: `module:name`, for tests."""
-    given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
+    given = server_options(args)
     model = _model(args.model, given)
     if "api_key" not in given:
         given["api_key"] = api_keys_from_environment()
     options = ServerConfig(**given)
     configure(options.log_level, form=options.log_format, usual="text")
     check_tls(options)
-    asked = {"model": model, **engine_options(args, ("model",))}
+    asked = {"model": model, **engine_options(args, ("model", *_SERVER_NAMES))}
     config = EngineConfig.from_options({"load_progress": sys.stderr.isatty(), **asked})
     with open_listener(options) as listener:
         # Imported late: a wrong flag or a port in use is reported without the web framework.

@@ -1,0 +1,246 @@
+"""The table of vLLM's names: complete, and true of what the code does with each name."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from octavo import vllm_names
+from octavo.cli import serve
+from octavo.cli.arguments import Parser, engine_options
+from octavo.cli.main import command_parser
+from octavo.config import EngineConfig, flag_name
+from octavo.errors import ConfigError
+from octavo.server.options import ServerConfig
+from octavo.vllm_names import Entry, Kind, Status
+
+SNAPSHOT = Path(__file__).parent / "vllm_names.txt"
+# Nothing takes this value.
+ODD = "surely not"
+
+
+def snapshot() -> Iterator[tuple[Kind, str]]:
+    for line in SNAPSHOT.read_text().splitlines():
+        if not line.startswith("#"):
+            kind, name = line.split(": ")
+            yield Kind(kind), name
+
+
+def of(kind: Kind, *states: Status) -> list[Entry]:
+    return [entry for entry in vllm_names.entries(kind) if entry.status in states]
+
+
+def named(entry: Entry) -> str:
+    return entry.name
+
+
+def known(kind: Kind, name: str) -> bool:
+    if kind is Kind.IMPORT:
+        return bool(vllm_names.find(kind, name) or vllm_names.refused_import(name))
+    if kind is Kind.SERVER and vllm_names.find(Kind.ENGINE, name):
+        return True
+    return vllm_names.find(kind, name) is not None
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_table_has_every_name_of_vllm(kind: Kind) -> None:
+    names = [name for found, name in snapshot() if found is kind]
+    assert names
+    assert [name for name in names if not known(kind, name)] == []
+
+
+def test_no_name_is_there_twice_and_each_refusal_has_a_reason() -> None:
+    pairs = [(entry.kind, entry.name) for entry in vllm_names.ENTRIES]
+    assert len(pairs) == len(set(pairs))
+    for entry in vllm_names.ENTRIES:
+        if entry.status is Status.REFUSED:
+            assert entry.reason, entry
+        if entry.status is Status.NO_EFFECT:
+            assert entry.note, entry
+            assert entry.any_value or entry.taken, entry
+        if entry.status is Status.RENAMED:
+            assert entry.ours, entry
+
+
+# --- options of the engine ----------------------------------------------------------------------
+
+
+def test_supported_options_are_fields() -> None:
+    names = {item.name for item in fields(EngineConfig)}
+    assert {entry.name for entry in of(Kind.ENGINE, Status.SUPPORTED)} <= names
+    assert {entry.ours for entry in of(Kind.ENGINE, Status.RENAMED)} <= names
+
+
+@pytest.mark.parametrize("entry", of(Kind.ENGINE, Status.NO_EFFECT, Status.REFUSED), ids=named)
+def test_an_option_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
+    assert entry.name not in {item.name for item in fields(EngineConfig)}
+    for value in (None, *entry.taken):
+        assert EngineConfig.from_options({entry.name: value}) == EngineConfig()
+    if entry.any_value:
+        assert EngineConfig.from_options({entry.name: ODD}) == EngineConfig()
+        return
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_options({entry.name: ODD})
+    assert entry.name in str(caught.value)
+    assert entry.refusal() in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_values_that_mean_the_default_leave_it() -> None:
+    for entry in of(Kind.ENGINE, Status.SUPPORTED, Status.RENAMED):
+        for value in entry.taken:
+            assert EngineConfig.from_options({entry.name: value}) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ({"dtype": "half"}, {"dtype": "float32"}),
+        ({"dtype": "float"}, {"dtype": "float32"}),
+        ({"dtype": "bf16"}, {"dtype": "bfloat16"}),
+        ({"generation_config": "vllm"}, {"generation_config": "octavo"}),
+        ({"scheduling_policy": "priority"}, {"scheduler": "priority"}),
+        ({"attention_backend": "torch_ref"}, {"attention_impl": "torch_ref"}),
+        ({"use_tqdm_on_load": False}, {"load_progress": False}),
+        ({"device_memory_utilization": 0.5}, {"gpu_memory_utilization": 0.5}),
+        ({"max_model_len": "4k"}, {"max_model_len": 4000}),
+        ({"max_model_len": "4K"}, {"max_model_len": 4096}),
+        ({"kv_cache_memory_bytes": "1.5GiB"}, {"kv_cache_memory_bytes": 3 << 29}),
+    ],
+)
+def test_vllms_spellings(options: dict[str, object], ours: dict[str, object]) -> None:
+    assert EngineConfig.from_options(options) == EngineConfig.from_options(ours)
+
+
+def test_a_dtype_of_torch_is_its_name() -> None:
+    import torch
+
+    assert EngineConfig.from_options({"dtype": torch.float16}).dtype == "float32"
+    assert EngineConfig.from_options({"dtype": torch.bfloat16}).dtype == "bfloat16"
+
+
+def test_two_names_of_one_option_must_agree() -> None:
+    both = {"attention_impl": "cpu", "attention_backend": "torch_ref"}
+    with pytest.raises(ConfigError, match="attention_backend is vLLM's name of attention_impl"):
+        EngineConfig.from_options(both)
+    assert EngineConfig.from_options({**both, "attention_impl": "torch_ref"})
+
+
+def test_what_surprises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        EngineConfig.from_options({"dtype": "half", "trust_remote_code": True})
+    assert "computed in float32" in caplog.text
+    assert "no code of a checkpoint is ever run" in caplog.text
+
+
+def test_a_gpu_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ConfigError, match="no GPU backend yet; leave device out"):
+        EngineConfig.from_options({"device": "cuda"})
+
+
+# --- flags --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    return command_parser("serve")
+
+
+def word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def configs(parser: Parser, *words: str) -> tuple[EngineConfig, ServerConfig]:
+    """What `octavo serve MODEL words` would start."""
+    args = parser.parse(["smollm2", *words])
+    engine = engine_options(args, serve._SERVER_NAMES)
+    return EngineConfig.from_options(engine), ServerConfig(**serve.server_options(args))
+
+
+def flags() -> list[Entry]:
+    server = vllm_names.entries(Kind.SERVER)
+    names = {entry.name for entry in server}
+    ours = {item.name for item in fields(ServerConfig)}
+    others = [entry for entry in vllm_names.entries(Kind.ENGINE) if entry.name not in names]
+    return [
+        entry
+        for entry in (*server, *others)
+        if entry.status in (Status.NO_EFFECT, Status.REFUSED) and entry.name not in ours
+    ]
+
+
+@pytest.mark.parametrize("entry", flags(), ids=named)
+def test_a_flag_without_effect_is_taken_and_another_value_refused(
+    parser: Parser, entry: Entry
+) -> None:
+    flag = flag_name(entry.name)
+    for value in entry.taken:
+        if isinstance(value, bool):
+            words = [flag if value else f"--no-{flag[2:]}"]
+        else:
+            words = [f"{flag}={word(value)}"]
+        assert configs(parser, *words) == (EngineConfig(), ServerConfig())
+    if entry.any_value:
+        return
+    if entry.form is vllm_names.Form.FLAG:
+        if True in entry.taken and False in entry.taken:
+            return
+        words = [f"--no-{flag[2:]}" if True in entry.taken else flag]
+    else:
+        words = [flag, ODD]
+    with pytest.raises(ConfigError) as caught:
+        configs(parser, *words)
+    assert entry.refusal() in str(caught.value)
+
+
+def test_supported_flags_are_flags(parser: Parser) -> None:
+    for entry in (*of(Kind.SERVER, Status.SUPPORTED), *of(Kind.ENGINE, Status.SUPPORTED)):
+        if entry.name != "model_tag":  # the first argument
+            assert parser.knows(flag_name(entry.name)), entry.name
+
+
+def test_no_flag_of_vllm_s_is_in_the_help(parser: Parser) -> None:
+    text = parser.format_help()
+    assert "--enable-lora" not in text
+    assert "==" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "server"),
+    [
+        (["--max-model-len", "4k", "-tp", "1"], {"max_model_len": 4000}, {}),
+        (["--max_model_len=8K"], {"max_model_len": 8192}, {}),
+        (["--max-model-len", "auto"], {}, {}),
+        (["--max-model-len", "-1"], {}, {}),
+        (["--kv-cache-memory-bytes", "4G"], {"kv_cache_memory_bytes": 4 << 30}, {}),
+        (["--dtype", "half", "--trust-remote-code"], {"dtype": "float32"}, {}),
+        (["--scheduling-policy", "priority"], {"scheduler": "priority"}, {}),
+        (["--scheduling-policy", "fcfs"], {}, {}),
+        (["--disable-log-requests", "--disable-log-stats"], {}, {"disable_log_stats": True}),
+        (["--enable-log-requests"], {}, {"log_requests": True}),
+        (["--shutdown-timeout", "5"], {}, {"drain_timeout": 5.0}),
+        (["--generation-config", "vllm"], {"generation_config": "octavo"}, {}),
+        (["--enable-chunked-prefill", "--no-enable-lora", "-q", "int8"], {"quantization": "int8"},
+         {}),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}, {}),
+        (["--disable-prefix-caching"], {"enable_prefix_caching": False}, {}),
+        (["--served-model-name", "a", "b"], {}, {"served_model_name": ("a", "b")}),
+        (["--served-model-name", "a,b"], {}, {"served_model_name": ("a", "b")}),
+        (["--allowed-origins", '["*"]'], {}, {"allowed_origins": ("*",)}),
+        (["--uvicorn-log-level", "warning"], {}, {"uvicorn_log_level": "warning"}),
+    ],
+)  # fmt: skip
+def test_lines_of_vllm_serve(
+    parser: Parser, words: list[str], engine: dict[str, object], server: dict[str, object]
+) -> None:
+    assert configs(parser, *words) == (EngineConfig(**engine), ServerConfig(**server))  # type: ignore[arg-type]
+
+
+def test_a_part_of_a_refused_option_is_refused_with_its_reason(
+    parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse(["--compilation-config.mode", "3"])
+    assert "nothing is compiled with torch" in capsys.readouterr().err
