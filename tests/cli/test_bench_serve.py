@@ -18,7 +18,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = write_model(tmp_path_factory.mktemp("models") / "scripted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)  # the engine process finds the tests' executor
-        with Server(folder, {"api_key": KEY, "served_model_name": "m"}, max_num_seqs=8) as running:
+        with Server(
+            folder, {"api_key": (KEY,), "served_model_name": ("m",)}, max_num_seqs=8
+        ) as running:
             yield running
 
 
