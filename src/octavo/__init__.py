@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from octavo import attention as attention
     from octavo import devices as devices
     from octavo import schedulers as schedulers
+    from octavo.async_llm import AsyncLLM as AsyncLLM
+    from octavo.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from octavo.llm import LLM as LLM
     from octavo.outputs import CompletionOutput as CompletionOutput
     from octavo.outputs import Logprob as Logprob
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from octavo.params import SamplingParams as SamplingParams
 
 _WHERE = {
+    "AsyncLLM": "octavo.async_llm",
+    "AsyncLLMEngine": "octavo.async_llm",
     "CompletionOutput": "octavo.outputs",
     "LLM": "octavo.llm",
     "Logprob": "octavo.outputs",
@@ -33,6 +37,8 @@ _WHERE = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "Logprob",
     "RequestOutput",

@@ -11,32 +11,31 @@ from tqdm import tqdm
 
 from octavo.config import EngineConfig
 from octavo.core.policy import Policy, create_policy
-from octavo.core.submission import Submission
-from octavo.engine.admission import admit, deadline_at
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.output import OutputProcessor
 from octavo.engine.preflight import check_names, check_options
+from octavo.engine.requests import (
+    Messages,
+    Prompt,
+    Prompted,
+    RequestMaker,
+    is_conversation,
+    prompt_list,
+    spread,
+)
 from octavo.engine.sharing import SharedSteps
-from octavo.errors import EngineError, RequestError, RequestTypeError
+from octavo.errors import EngineError, RequestError
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
-from octavo.text.chat import encode_chat, read_chat_template
-from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
-
 OFFLINE_FIFO = "fifo,max_stretch=none"
-
-
-# A request, and its prompt's text where it came as text.
-Prompted = tuple[Submission, str | None]
 
 
 class LLM:
@@ -85,11 +84,10 @@ class LLM:
         self, config: EngineConfig, policy: Policy, executor: Executor, tokenizer: Tokenizer
     ) -> None:
         self.config = config
-        self.engine = Engine(config, executor, policy)
+        self.engine = engine = Engine(config, executor, policy)
         self._tokenizer = tokenizer
         self._outputs = OutputProcessor(tokenizer, time.time() - time.monotonic())
-        given = config.chat_template
-        self._chat_template = read_chat_template(given) if given else None
+        self._requests = RequestMaker(config, tokenizer, self.engine.capabilities, engine.clock)
         self._ids = itertools.count()
         self._owner = Owner("this LLM")
         self._closed = False
@@ -116,7 +114,7 @@ class LLM:
         computed. Raises RequestError (RequestTypeError for a wrong type) naming the problem.
         """
         requests = self._admit(
-            _prompt_list(prompts), sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
+            prompt_list(prompts), sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
         )
         return self._run(requests, use_tqdm)
 
@@ -142,9 +140,9 @@ class LLM:
         assistant's turn, which is the default unless the final message is continued. Raises
         RequestError.
         """
-        conversations = [messages] if _is_conversation(messages) or not messages else messages
+        conversations = [messages] if is_conversation(messages) or not messages else messages
         prompts = [
-            self._render(
+            self._requests.render(
                 conversation,  # type: ignore[arg-type]
                 tools=tools,
                 chat_template=chat_template,
@@ -155,7 +153,7 @@ class LLM:
             for conversation in conversations
         ]
         if sampling_params is None:
-            sampling_params = self.get_default_sampling_params().with_(max_tokens=None)
+            sampling_params = self._requests.chat_params()
         requests = self._admit(
             prompts, sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
         )
@@ -173,12 +171,12 @@ class LLM:
 
         `priority` and `deadline`: as for `generate`. Closing the iterator aborts the request.
         """
-        if _is_conversation(prompt):
-            prompts: list[Prompt] = [self._render(prompt)]  # type: ignore[arg-type]
+        if is_conversation(prompt):
+            prompts: list[Prompt] = [self._requests.render(prompt)]  # type: ignore[arg-type]
             if sampling_params is None:
-                sampling_params = self.get_default_sampling_params().with_(max_tokens=None)
+                sampling_params = self._requests.chat_params()
         else:
-            prompts = _prompt_list(prompt)
+            prompts = prompt_list(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream takes one prompt, not {len(prompts)}", "prompt")
         (request,) = self._admit(
@@ -197,9 +195,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults, or the built-in ones if those are switched off."""
-        if self.config.generation_config == "octavo":
-            return SamplingParams()
-        return SamplingParams(**self.engine.limits.generation_defaults)
+        return self._requests.default_params()
 
     def close(self) -> None:
         """Return the memory to the system; calls in other threads fail with an EngineError.
@@ -224,11 +220,6 @@ class LLM:
         if self._closed:
             raise EngineError("this LLM was closed; make a new one")
 
-    def _render(self, conversation: Messages, **options: Any) -> Mapping[str, Any]:
-        options["chat_template"] = options.get("chat_template") or self._chat_template
-        prompt = encode_chat(self._tokenizer, conversation, **options)
-        return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
-
     def _admit(
         self,
         prompts: Sequence[Prompt],
@@ -239,44 +230,18 @@ class LLM:
     ) -> list[Prompted]:
         """One checked request for each prompt; none is added to the engine yet."""
         self._check_usable()
-        count, now = len(prompts), self.engine.clock()
-        each = _spread("sampling_params", params or self.get_default_sampling_params(), count)
-        ranks = _spread("priority", priority, count)
-        deadlines = _spread("deadline", deadline, count)
-        found: list[Prompted] = []
-        for prompt, chosen, rank, seconds in zip(prompts, each, ranks, deadlines, strict=True):
-            if not isinstance(chosen, SamplingParams):
-                raise RequestTypeError(
-                    f"sampling_params must be SamplingParams, not {type(chosen).__name__}",
-                    "sampling_params",
-                )
-            text, ids = self._tokens(prompt)
-            words = bad_words_ids(self._tokenizer, chosen.bad_words) if chosen.bad_words else ()
-            submission = Submission(
-                str(next(self._ids)),
-                tuple(ids),
-                chosen.with_(output_kind=kind),
-                words,
-                priority=rank,
-                deadline=deadline_at(seconds, now),
-            )
-            found.append((admit(submission, self.engine.capabilities), text))
-        return found
-
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError(
-                    f"a prompt dict has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}",
-                    "prompt",
-                )
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), _token_list(prompt["prompt_token_ids"])
-            return self._tokens(_text(prompt["prompt"]))
-        return None, _token_list(prompt)
+        count = len(prompts)
+        each = zip(
+            prompts,
+            spread("sampling_params", params or self._requests.default_params(), count),
+            spread("priority", priority, count),
+            spread("deadline", deadline, count),
+            strict=True,
+        )
+        return [
+            self._requests.make(str(next(self._ids)), prompt, chosen, kind, rank, seconds)
+            for prompt, chosen, rank, seconds in each
+        ]
 
     def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests to completion. On any error, including Ctrl-C, all are aborted."""
@@ -387,51 +352,3 @@ def _referent(reference: "weakref.ref[LLM]") -> LLM:
     llm = reference()
     assert llm is not None
     return llm
-
-
-def _is_conversation(value: object) -> bool:
-    """Whether `value` is one list of messages, and not of prompts or of conversations."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and len(value) > 0
-        and isinstance(value[0], Mapping)
-        and not value[0].keys() & {"prompt", "prompt_token_ids"}
-    )
-
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestTypeError(
-            f"prompts must be a text, token ids, a dict, or a list of those, not "
-            f"{type(prompts).__name__}",
-            "prompt",
-        )
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]  # token ids of one prompt
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise RequestTypeError(f"a prompt's text must be a string, not {value!r}", "prompt")
-    return value
-
-
-def _token_list(value: object) -> list[int]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise RequestTypeError(
-            f"a prompt must be a text or token ids, not {type(value).__name__}", "prompt"
-        )
-    return list(value)
-
-
-def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """One value for each of `count` prompts."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return [value] * count
-    if len(value) != count:
-        raise RequestError(f"{name} has {len(value)} entries for {count} prompts", name)
-    return list(value)

@@ -336,6 +336,24 @@ def test_whatever_step_of_a_start_fails_is_said_and_undone(
     assert left_behind(sockets) == before
 
 
+def test_a_start_that_is_cancelled_ends_the_process_at_once(tmp_path, monkeypatch):
+    """It reads no Stop while it loads: it is killed, not waited for."""
+    monkeypatch.setattr(module, "_EXIT_SECONDS", 60)
+    slow = write_model(tmp_path / "slow", load_seconds=60)
+
+    async def main():
+        client = EngineClient(EngineConfig(model=str(slow), swap_space=0), "fake_engine:create")
+        starting = asyncio.create_task(client.start(lambda: load_tokenizer(slow)))
+        while not hasattr(client, "_outputs"):
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(starting, 20)
+        assert client._process.returncode == -signal.SIGKILL
+
+    asyncio.run(main())
+
+
 def test_what_closing_raises_does_not_hide_why_a_start_failed(folder, sockets, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
 

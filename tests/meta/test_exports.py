@@ -7,6 +7,8 @@ import octavo
 
 PUBLIC = [
     "LLM",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "Logprob",
     "RequestOutput",

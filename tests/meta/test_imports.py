@@ -40,7 +40,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("runner",),
     ("engine",),
-    ("llm", "server", "sim", "bench"),
+    ("llm", "async_llm", "server", "sim", "bench"),
     ("cli", "entrypoints", "v1"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}

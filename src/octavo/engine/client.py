@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
@@ -36,9 +37,11 @@ from octavo.engine.messages import (
     Dead,
     FinishChoice,
     Launch,
+    PrefixCacheReset,
     Ready,
     Refused,
     Report,
+    ResetPrefixCache,
     Stats,
     Step,
     Stop,
@@ -56,6 +59,7 @@ EXECUTOR = "octavo.engine.executor:create_executor"
 FREEZE_SECONDS = 5.0
 _TICK_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
+_POLL_SECONDS = 0.01
 _FOLDER_PREFIX = "octavo-"
 _SOCKET_NAMES = ("inbox", "outbox")
 # Linux has 108 bytes for a socket's path and the zero behind it; mkdtemp adds 8 characters.
@@ -165,9 +169,12 @@ class EngineClient:
         self.on_stats: Callable[[Stats], None] = _ignore
         self._launch_executor = executor
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        # Not `_ready.done()`: to cancel the start cancels the future too.
+        self._loaded = False
         self._silent_ticks = 0
         self._ids = itertools.count()
         self._batches: dict[str, Batch] = {}
+        self._resets: deque[asyncio.Future[bool]] = deque()  # in the order of their answers
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Report)
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,6 +192,7 @@ class EngineClient:
             self.tokenizer = await asyncio.to_thread(tokenizer)
             self._outputs = OutputProcessor(self.tokenizer, time.time() - time.monotonic())
             ready = await self._ready
+            self._loaded = True
         except BaseException as error:
             await self._give_up()
             if isinstance(error, (OSError, zmq.ZMQError)):
@@ -288,6 +296,25 @@ class EngineClient:
         if known and self.reason is None:
             self._send(Abort(known))
 
+    def finish(self, request_ids: Sequence[str]) -> None:
+        """As `abort`, but their batches get what there is, with the finish reason `abort`."""
+        for request_id in request_ids:
+            if batch := self._batches.pop(request_id, None):
+                if output := self._outputs.abort(request_id, time.monotonic()):
+                    batch.put(output)
+                batch.accept(request_id)
+                if self.reason is None:
+                    self._send(Abort([request_id]))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop the cached prefixes. False if running requests still hold some."""
+        self._check_alive()
+        done = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        self._send(ResetPrefixCache())
+        dropped: bool = await done
+        return dropped
+
     @property
     def in_flight(self) -> int:
         return len(self._batches)
@@ -330,16 +357,14 @@ class EngineClient:
 
     async def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         try:
-            if not self._ready.done():
+            if not self._loaded:
                 process.kill()  # it reads its inbox only once the model is loaded
                 process.wait()
             if self.reason is None:
                 self._send(Stop())
                 self._mark_dead(EngineDeadError("shutdown requested"))
-            if process.poll() is None:
-                await asyncio.to_thread(process.wait, _EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
+            if not await _ends_within(process, _EXIT_SECONDS):
+                logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -378,6 +403,9 @@ class EngineClient:
             for request_id in report.request_ids:
                 if batch := self._batches.get(request_id):
                     batch.accept(request_id)
+        elif isinstance(report, PrefixCacheReset):
+            if not (done := self._resets.popleft()).done():
+                done.set_result(report.dropped)
         elif isinstance(report, Ready):
             self._ready.set_result(report)
         elif isinstance(report, Dead):
@@ -421,7 +449,18 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(error)
         self.fail_all(EngineDeadError(self.reason))
+        for done in self._resets:
+            if not done.done():
+                done.set_exception(EngineDeadError(self.reason))
         self.died.set()
+
+
+async def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Whether it ends in time. Not by `to_thread`: there are none while the interpreter exits."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_SECONDS)
+    return process.poll() is not None
 
 
 def check_descriptors() -> None:

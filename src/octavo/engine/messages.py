@@ -51,11 +51,15 @@ class FinishChoice(msgspec.Struct, tag="finish", array_like=True, frozen=True):
     index: int
 
 
+class ResetPrefixCache(msgspec.Struct, tag="reset", array_like=True, frozen=True):
+    """Drop the cached prefixes. Answered by PrefixCacheReset."""
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """Leave the loop and exit."""
 
 
-Command = Add | Abort | FinishChoice | Stop
+Command = Add | Abort | FinishChoice | ResetPrefixCache | Stop
 
 # From the engine.
 
@@ -104,6 +108,12 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
     fault: Fault
 
 
+class PrefixCacheReset(msgspec.Struct, tag="reset", array_like=True, frozen=True):
+    """dropped: False if running requests hold cached prefixes."""
+
+    dropped: bool
+
+
 class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What the choices gained in one step."""
 
@@ -127,4 +137,4 @@ class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):
     fault: Fault
 
 
-Report = Ready | Accepted | Refused | Step | Stats | Beat | Dead
+Report = Ready | Accepted | Refused | PrefixCacheReset | Step | Stats | Beat | Dead

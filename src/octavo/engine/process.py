@@ -32,9 +32,11 @@ from octavo.engine.messages import (
     Fault,
     FinishChoice,
     Launch,
+    PrefixCacheReset,
     Ready,
     Refused,
     Report,
+    ResetPrefixCache,
     Stats,
     Step,
 )
@@ -128,6 +130,8 @@ class Loop:
                 self._engine.abort(request_id)
         elif isinstance(command, FinishChoice):
             self._engine.finish_choice(command.request_id, command.index)
+        elif isinstance(command, ResetPrefixCache):
+            self._outbox.send(PrefixCacheReset(self._engine.reset_prefix_cache()))
         else:
             self._stop = True
 
