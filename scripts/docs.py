@@ -7,8 +7,9 @@ Without --write it says which page is out of date, and exits 1 if one is. A test
 
 import argparse
 import ast
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from octavo.cli import bench
@@ -25,7 +26,8 @@ _OTHERS = {
     "CONTRIBUTING.md": "how to work on this, and how to add a model, a kernel, a policy",
     "LICENSE": "Apache-2.0",
     "Makefile": "every command of the repository",
-    "README.md": "what Octavo is, what it reaches, two commands to see it",
+    "README.md": "what Octavo is, how to install it, the first answer, speed",
+    "examples/README.md": "the index of the examples",
     "constraints.txt": "the versions that were tested together",
     "pyproject.toml": "the package, its extras, and the settings of ruff, mypy and pytest",
     "docs/charts": "pictures drawn from saved rows (`octavo bench NAME --save`)",
@@ -91,23 +93,91 @@ def _title(path: Path) -> str:
     return path.read_text().splitlines()[0].lstrip("# ") if path.suffix == ".md" else ""
 
 
+_INTRODUCTION = """# Flags
+
+Made by `make docs` from the commands themselves. Flags that several commands share are listed once,
+at the end: [engine](#engine-flags) flags are also the keywords of `LLM(...)` (`--max-num-seqs` is
+`max_num_seqs`); [sampling](#sampling-flags) flags are the fields of `SamplingParams`. A flag that
+turns something on has a form with `no-` that turns it off.
+"""
+_SHARED = ("engine", "sampling")  # titles of argument groups
+_DEFAULT = re.compile(r" \(default: (.*)\)$")
+
+
 def flags_page() -> str:
-    """docs/flags.md: every flag of every command, with its help."""
-    lines = ["# Flags", "", "Made by `make docs` from the commands themselves.", ""]
-    parsers = {name: (command_parser(name), what) for name, what in COMMANDS.items()}
-    for name, (_, what) in bench.COMMANDS.items():
-        parsers[f"bench {name}"] = (bench.benchmark_parser(name), what)
-    for command, (parser, what) in parsers.items():
+    """docs/flags.md: every flag of every command, shared groups once."""
+    lines = [_INTRODUCTION]
+    shared: dict[str, dict[str, dict[str, str]]] = {title: {} for title in _SHARED}
+    for command, (parser, what) in _parsers().items():
         lines += [f"## `octavo {command}`", "", f"{what[0].upper()}{what[1:]}.", ""]
-        lines += ["| Flag | Meaning |", "|---|---|"]
-        for action in parser._actions:
-            if action.help == argparse.SUPPRESS:
+        own: dict[str, str] = {}
+        taken = []
+        for group in parser._action_groups:
+            found = {
+                _names(action): _meaning(action)
+                for action in group._group_actions
+                if action.help != argparse.SUPPRESS
+            }
+            if group.title not in _SHARED:
+                own |= {names: meaning for names, meaning in found.items() if "--help" not in names}
                 continue
-            names = ", ".join(f"`{name}`" for name in action.option_strings)
-            what_it_does = (action.help or "").replace("|", "\\|")
-            lines.append(f"| {names or f'`{action.metavar or action.dest}`'} | {what_it_does} |")
-        lines.append("")
+            taken.append(group.title)
+            for names, meaning in found.items():
+                shared[group.title].setdefault(names, {})[command] = meaning
+        lines += _table(own)
+        if taken:
+            links = " and ".join(f"[{title} flags](#{title}-flags)" for title in taken)
+            lines += [f"Also takes the {links}.", ""]
+    for title, flags in shared.items():
+        commands = {command for meanings in flags.values() for command in meanings}
+        lines += [f"## {title.capitalize()} flags", ""]
+        lines += [f"Of {_listed(command for command in _parsers() if command in commands)}.", ""]
+        lines += _table({names: _merged(meanings, commands) for names, meanings in flags.items()})
     return "\n".join(lines)
+
+
+def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
+    """Command -> its parser, and what the command does; those of `octavo bench` included."""
+    found = {name: (command_parser(name), what) for name, what in COMMANDS.items()}
+    for name, (_, what) in bench.COMMANDS.items():
+        found[f"bench {name}"] = (bench.benchmark_parser(name), what)
+    return found
+
+
+def _names(action: argparse.Action) -> str:
+    names = [
+        name
+        for name in action.option_strings
+        if name.replace("--no-", "--") == name or isinstance(action, argparse._StoreTrueAction)
+    ]
+    return ", ".join(f"`{name}`" for name in names) or f"`{action.metavar or action.dest}`"
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = (action.help or "").replace("|", "\\|")
+    return text.replace(" (default: None)", "").replace(" (default: )", "")
+
+
+def _table(flags: dict[str, str]) -> list[str]:
+    rows = [f"| {names} | {meaning} |" for names, meaning in flags.items()]
+    return ["| Flag | Meaning |", "|---|---|", *rows, ""] if rows else []
+
+
+def _merged(meanings: dict[str, str], commands: Collection[str]) -> str:
+    """One text for a flag of several commands, which may lack it or have defaults of their own."""
+    texts = list(dict.fromkeys(meanings.values()))
+    text = texts[0]
+    if len(texts) > 1 and len({_DEFAULT.sub("", text) for text in texts}) == 1:
+        found = {command: _DEFAULT.search(meaning) for command, meaning in meanings.items()}
+        each = ", ".join(f"{default[1]} in `{name}`" for name, default in found.items() if default)
+        text = f"{_DEFAULT.sub('', text)} (default: {each})"
+    missing = sorted(set(commands) - set(meanings))
+    return f"{text}; not in {_listed(missing)}" if missing else text
+
+
+def _listed(commands: Iterable[str]) -> str:
+    names = [f"`octavo {command}`" for command in commands]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 PAGES: dict[str, Callable[[], str]] = {"docs/tree.md": tree_page, "docs/flags.md": flags_page}

@@ -10,10 +10,14 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +25,36 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import kit
 
     return kit.tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def llm_without_weights(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`octavo.LLM(...)` makes one that answers with 200 letters, for programs of users."""
+    import kit
+    from octavo.config import EngineConfig
+    from octavo.core.plan import RunnerLimits, SampleSpec
+    from octavo.core.policy import create_policy
+    from octavo.engine.fake import FakeRunner
+    from octavo.llm import LLM, OFFLINE_FIFO
+    from octavo.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_folder)
+
+    def make(model: str = "smollm2", *, scheduler: Any = OFFLINE_FIFO, **options: Any) -> "LLM":
+        config = EngineConfig.from_options({"model": model, **options})
+        limits = RunnerLimits(
+            num_blocks=2049, block_size=16, block_bytes=1024, max_model_len=8192,
+            vocab_size=tokenizer.vocab_size, eos_token_ids=(kit.EOS,), model=model,
+            architecture="fake", dtype="none", kv_cache_dtype="none", device="none",
+        )  # fmt: skip
+
+        def letter(history: Sequence[int], spec: SampleSpec) -> int:
+            return 97 + len(history) % 26 if spec.position < 200 else kit.EOS
+
+        runner = FakeRunner(limits, letter)
+        return LLM.over(runner, tokenizer, config, create_policy(scheduler))
+
+    monkeypatch.setattr("octavo.LLM", make, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scripts.docs import ROOT
 
-from octavo.config import EngineConfig
-from octavo.core.plan import RunnerLimits
-from octavo.core.policy import create_policy
-from octavo.engine.fake import FakeRunner
-from octavo.llm import LLM, OFFLINE_FIFO
-from octavo.text.tokenizer import load_tokenizer
 from serving import PYTHONPATH, Server, write_model
 
 EXAMPLES = ROOT / "examples"
@@ -45,21 +38,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture
-def fake(run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run`, with an LLM that computes nothing: its answers are letters."""
-    tokenizer = load_tokenizer(tiny_folder)
-
-    def make(model: str, *, scheduler: Any = OFFLINE_FIFO, **options: Any) -> LLM:
-        config = EngineConfig.from_options({"model": model, **options})
-        limits = RunnerLimits(
-            num_blocks=2049, block_size=16, block_bytes=1024, max_model_len=8192,
-            vocab_size=tokenizer.vocab_size, eos_token_ids=(), model=model, architecture="fake",
-            dtype="none", kv_cache_dtype="none", device="none",
-        )  # fmt: skip
-        runner = FakeRunner(limits, lambda history, spec: 97 + len(history) % 26)
-        return LLM.over(runner, tokenizer, config, create_policy(scheduler))
-
-    monkeypatch.setattr("octavo.LLM", make, raising=False)
+def fake(run: Run, llm_without_weights: None) -> Run:
+    """`run`, with an LLM that computes nothing."""
+    return run
     return run
 
 
