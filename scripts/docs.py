@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from octavo.cli import bench
+from octavo.cli.arguments import Parser
 from octavo.cli.main import COMMANDS, command_parser
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +137,7 @@ def flags_page() -> str:
     return "\n".join(lines)
 
 
-def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
+def _parsers() -> dict[str, tuple[Parser, str]]:
     """Command -> its parser, and what the command does; those of `octavo bench` included."""
     found = {name: (command_parser(name), what) for name, what in COMMANDS.items()}
     for name, (_, what) in bench.COMMANDS.items():
