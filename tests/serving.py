@@ -228,6 +228,10 @@ class Process:
         self._log.seek(0)
         return code, self._log.read()
 
+    def log(self) -> str:
+        """What it has logged so far."""
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode()
+
     def engine_pid(self) -> int:
         found = subprocess.run(
             ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True

@@ -8,13 +8,18 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import zmq
 
 from octavo.config import EngineConfig
+from octavo.core.plan import RunnerLimits
+from octavo.core.policy import create_policy
 from octavo.core.submission import Submission
+from octavo.engine.engine import Engine as EngineCore
+from octavo.engine.fake import FakeRunner
 from octavo.engine.messages import (
     Abort,
     Accepted,
@@ -30,6 +35,7 @@ from octavo.engine.messages import (
     Step,
     Stop,
 )
+from octavo.engine.process import Loop
 from octavo.errors import QueueFullError, RequestError
 from octavo.params import SamplingParams
 from serving import PYTHONPATH, write_model
@@ -212,3 +218,48 @@ def test_a_load_that_fails_is_told(tmp_path):
         assert dead.fault == Fault("EngineDeadError", "KeyError: 'vocab_size'")
         assert engine.process.wait(10) == 1
         assert b"Traceback" in engine.process.stderr.read()
+
+
+def test_the_rates_of_an_idle_engine_fall_to_zero_and_then_it_sleeps(monkeypatch):
+    """On a clock of its own: each wait takes the time that it may take."""
+    now, waits = [100.0], []
+
+    class Poller:
+        def register(self, *args):
+            pass
+
+        def poll(self, milliseconds):
+            if milliseconds is None:
+                loop._stop = True
+                return {"parent": 1}
+            waits.append(milliseconds)
+            now[0] += milliseconds / 1000
+            return {}
+
+    def step_takes_time(plan):
+        now[0] += 0.5
+        return run(plan)
+
+    monkeypatch.setattr("octavo.engine.process.zmq.Poller", Poller)
+    limits = RunnerLimits(257, 16, 1, 1024, 256)
+    runner = FakeRunner()
+    runner.limits = limits
+    config = EngineConfig(swap_space=0)
+    engine = EngineCore(config, runner, create_policy("fifo"), clock=lambda: now[0])
+    run = runner.execute
+    monkeypatch.setattr(runner, "execute", step_takes_time)
+    engine.add_request(Submission("r", (1, 2, 3), PARAMS, arrival_time=now[0]))
+    sent = []
+    outbox = SimpleNamespace(send=sent.append)
+    with open(os.devnull, "rb") as parent:
+        loop = Loop(engine, object(), outbox, parent)
+        loop.run()
+    rates = [report.stats.throughput for report in sent if isinstance(report, Stats)]
+    usage = [report.stats.gpu_utilization for report in sent if isinstance(report, Stats)]
+    peak = rates.index(max(rates))
+    assert rates[peak] > 1
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)  # falls all the time
+    assert rates[-1] == usage[-1] == 0
+    assert len(set(rates[peak:])) > 5
+    assert sum(waits) >= 10_000  # the window
+    assert now[0] < 100 + 20

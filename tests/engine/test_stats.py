@@ -63,6 +63,7 @@ def test_the_times_of_one_request(recorder, scheduler):
     assert recorder.drain() == Observations(
         ttft=[3.0], itl=[0.5, 1.5], e2e=[5.0], queue=[1.0], prefill=[2.0], decode=[2.0],
         tpot=[1.0], prompt_tokens=[3], generation_tokens=[3], step_tokens=[3, 1, 1],
+        inference=[4.0], most_tokens=[3], preemptions=[0],
     )  # fmt: skip
     assert recorder.drain() == Observations()
     found = recorder.snapshot(scheduler, 5.0)

@@ -28,6 +28,11 @@ BOARD = (
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
     "vllm:cache_config_info", "vllm:iteration_tokens_total_count",
     "vllm:request_time_per_output_token_seconds_sum",
+    "vllm:request_max_num_generation_tokens_sum", "vllm:request_inference_time_seconds_sum",
+    "vllm:request_num_preemptions_count", "vllm:request_prefill_kv_computed_tokens_count",
+    "vllm:prompt_tokens_by_source_total", "vllm:num_requests_waiting_by_reason",
+    "http_requests_total", "http_request_duration_seconds_bucket",
+    "http_request_duration_highr_seconds_bucket",
 )  # fmt: skip
 # What the slo policy shows; boards of users query these names.
 SLO = {
@@ -63,6 +68,18 @@ def test_the_names_that_boards_look_for_are_there(server):
     assert set(BOARD) - names == set()
     labels = dict(next(ls for n, ls in scrape(server) if n == "vllm:num_requests_running"))
     assert labels == {"model_name": "scripted", "engine": "0"}
+
+
+def test_the_longest_choice_and_what_was_computed(make_server):
+    server = make_server()
+    server.complete(server.say("A", "B"), n=2)
+    wait_until(lambda: total(scrape(server), "vllm:request_max_num_generation_tokens_count") == 1)
+    found = scrape(server)
+    assert total(found, "vllm:request_max_num_generation_tokens_sum") == 3
+    assert total(found, "vllm:request_generation_tokens_sum") == 6
+    computed = total(found, "vllm:prompt_tokens_by_source_total", source="local_compute")
+    assert computed == total(found, "vllm:prompt_tokens_total") > 0
+    assert computed == total(found, "vllm:request_prefill_kv_computed_tokens_sum")
 
 
 def test_label_values_are_escaped():

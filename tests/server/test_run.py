@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -214,3 +215,23 @@ def test_mdl_01_a_start_that_fails_says_why_and_leaves_nothing(serve, tmp_path):
     assert "Traceback" not in log
     with socket.create_server(("127.0.0.1", server.port)):
         pass
+
+
+def test_processes_name_the_model_and_the_log_has_a_last_line(serve):
+    server = serve("--log-format", "json", "--stats-interval", "0.2")
+    titles = {
+        subprocess.check_output(["ps", "-ww", "-o", "args=", "-p", str(pid)], text=True).strip()
+        for pid in (server.process.pid, server.engine_pid())
+    }
+    assert any(t.startswith("octavo serve: ") and t.endswith(server.url) for t in titles)
+    assert any(t.startswith("octavo engine: ") and t.endswith("scripted") for t in titles)
+    httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 3})
+    wait_until(lambda: "rates" in server.log())
+    server.process.send_signal(signal.SIGTERM)
+    code, log = server.end()
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert code == 0
+    assert lines[-1]["message"].endswith(
+        "with exit code 0: served 1 requests, 1 prompt tokens and 3 output tokens"
+    )
+    assert {"request", "rates"} <= {line.get("event") for line in lines}

@@ -48,8 +48,9 @@ def test_one_line_per_request_without_its_text(server, caplog):
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("octavo")]
     assert len(lines) == 2
     assert lines[0].startswith(f"cmpl-the-id prompt={len(prompt)} cached=0 output=3 finish=stop")
+    assert lines[0].endswith(" client=127.0.0.1")
     assert reply["id"] == "cmpl-the-id"
-    assert "refused: 400 invalid_value param='temperature'" in lines[1]
+    assert "refused: 400 invalid_value param='temperature' client=127.0.0.1" in lines[1]
     assert "secret" not in "".join(lines)
 
 
@@ -192,3 +193,35 @@ def test_srv_14_long_texts_do_not_hold_up_the_rest(server):
     assert codes == [400, 200, 400] * 2
     # Generous: this machine runs other tests too. On the loop it would take seconds.
     assert max(gaps) < 2
+
+
+def test_the_client_is_the_one_that_a_trusted_proxy_names(make_server, caplog):
+    caplog.set_level(logging.INFO)
+
+    def client(server, forwarded):
+        caplog.clear()
+        server.http.post(
+            "/v1/completions", json={"prompt": server.say("A")},
+            headers={"X-Forwarded-For": forwarded},
+        )  # fmt: skip
+        line = next(r.getMessage() for r in caplog.records if " client=" in r.getMessage())
+        return line.rpartition(" client=")[2]
+
+    trusting = make_server()  # a proxy on this machine
+    assert client(trusting, "203.0.113.9") == "203.0.113.9"
+    assert client(trusting, "2001:db8::1") == "2001:db8::1"
+    forged = client(trusting, "1.2.3.4 finish=stop [x]")
+    assert not set(forged) & set(" =[]")
+    wary = make_server({"forwarded_allow_ips": ("192.0.2.1",)})
+    assert client(wary, "203.0.113.9") == "127.0.0.1"
+
+
+def test_the_line_of_a_request_has_its_figures_as_fields(server, caplog):
+    caplog.set_level(logging.INFO)
+    server.complete(server.say("AB"), request_id="x1")
+    (record,) = (r for r in caplog.records if hasattr(r, "fields"))
+    assert record.fields["event"] == "request"
+    assert record.fields["request_id"] == "cmpl-x1"
+    assert record.fields["output_tokens"] == 3
+    assert record.fields["finish_reasons"] == ["stop"]
+    assert 0 < record.fields["ttft_seconds"] <= record.fields["total_seconds"]

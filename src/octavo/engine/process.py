@@ -11,12 +11,12 @@ Exit code 0: it was stopped. 1: it failed, and its last message said why.
 import signal
 import sys
 import threading
-import time
 from importlib import import_module
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import zmq
+from setproctitle import setproctitle
 
 from octavo.config import EngineConfig
 from octavo.core.policy import create_policy
@@ -47,6 +47,7 @@ logger = get_logger("octavo.engine.process")  # __name__ is __main__ here
 
 BEAT_SECONDS = 0.5
 STATS_SECONDS = 0.25
+FADE_SECONDS = 1.0  # between snapshots of an idle engine whose window still holds steps
 _LINGER_MS = 2000
 
 
@@ -91,20 +92,28 @@ class Loop:
             if self._engine.has_work():
                 if updates := self._engine.step():
                     self._outbox.send(Step(updates))
-                self._report(time.monotonic())
+                self._report()
 
     def _read(self, wait: bool) -> None:
         """Execute all commands that have arrived; `wait` for one if there is no work."""
         ready = dict(self._poller.poll(0))
         if wait and not ready:
-            self._stats_due = 0.0
-            self._report(time.monotonic())
-            ready = dict(self._poller.poll(None))
+            ready = self._idle()
         if self._inbox in ready:
             self._read_inbox()
         if self._parent in ready and not self._stop:
             logger.warning("the web process has ended; the engine stops")
             self._stop = True
+
+    def _idle(self) -> dict[Any, int]:
+        """Sleep until something arrives. Snapshots go on until the rates have fallen to 0."""
+        ready: dict[Any, int] = {}
+        while not ready:
+            self._stats_due = 0.0
+            self._report()
+            fading = self._engine.recorder.fading
+            ready = dict(self._poller.poll(int(1000 * FADE_SECONDS) if fading else None))
+        return ready
 
     def _read_inbox(self) -> None:
         accepted: list[str] = []
@@ -135,7 +144,8 @@ class Loop:
         else:
             self._stop = True
 
-    def _report(self, now: float) -> None:
+    def _report(self) -> None:
+        now = self._engine.clock()
         if now >= self._stats_due:
             self._stats_due = now + STATS_SECONDS
             recorder = self._engine.recorder
@@ -200,6 +210,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure()
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    setproctitle(f"octavo engine: {launch.config.model}")
     return serve(launch, sys.stdin.buffer)
 
 

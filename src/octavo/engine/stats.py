@@ -38,6 +38,7 @@ _SECONDS = (
     480, 960, 1920, 7680,
 )  # fmt: skip
 COUNT_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+_FEW = (0, 1, 2, 5, 10, 20, 50, 100)
 _STEP_TOKENS = tuple(2**e for e in range(15))
 
 
@@ -302,7 +303,8 @@ class Observations:
     """Samples since the last drain, for histograms. Seconds or tokens.
 
     Of a request that ended: queue (arrival to first step), prefill (first step to first token),
-    decode (first token to last), tpot (decode per token after the first), e2e.
+    decode (first token to last), inference (first step to last token), tpot (decode per token
+    after the first), e2e; most_tokens: of its longest choice.
     """
 
     ttft: list[float] = _samples("time_to_first_token_seconds", "Arrival to first token.", _TTFT)
@@ -315,6 +317,9 @@ class Observations:
         "request_prefill_time_seconds", "First step to first token.", _SECONDS
     )
     decode: list[float] = _samples("request_decode_time_seconds", "First token to last.", _SECONDS)
+    inference: list[float] = _samples(
+        "request_inference_time_seconds", "First step to last token.", _SECONDS
+    )
     tpot: list[float] = _samples(
         "request_time_per_output_token_seconds", "Per token after the first.", _ITL
     )
@@ -324,6 +329,10 @@ class Observations:
     generation_tokens: list[int] = _samples(
         "request_generation_tokens", "Generated tokens per request.", COUNT_BUCKETS
     )
+    most_tokens: list[int] = _samples(
+        "request_max_num_generation_tokens", "Tokens of a request's longest choice.", COUNT_BUCKETS
+    )
+    preemptions: list[int] = _samples("request_num_preemptions", "Preemptions of a request.", _FEW)
     step_tokens: list[int] = _samples(
         "iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKENS
     )
@@ -336,7 +345,8 @@ class _Times:
     choices: int
     scheduled: float | None = None
     first: float | None = None  # time of its first token
-    generated: int = 0
+    generated: dict[int, int] = field(default_factory=dict)  # choice -> its tokens
+    preemptions: int = 0
     last: dict[int, float] = field(default_factory=dict)  # choice -> time of its last token
 
 
@@ -397,6 +407,11 @@ class StatsRecorder:
         fresh, self._fresh = self._fresh, Observations()
         return fresh
 
+    @property
+    def fading(self) -> bool:
+        """Whether the rates of the last snapshot will change without any event, with time."""
+        return bool(self._window)
+
     def percentiles(self, name: str, detailed: bool = True) -> Percentiles:
         """Of the latest samples of ttft, itl or e2e; 0 unless `detailed`, since sorting is slow."""
         return Percentiles.of(self._latencies[name] if detailed else ())
@@ -433,8 +448,9 @@ class StatsRecorder:
             if times.first is None:
                 times.first = now
             times.last[update.index] = now
-            times.generated += count
+            times.generated[update.index] = times.generated.get(update.index, 0) + count
         if update.finish_reason:
+            times.preemptions += update.num_preemptions
             self._end(update.request_id, times, update.finish_reason, now)
         return count
 
@@ -447,13 +463,17 @@ class StatsRecorder:
         self._count(reason)
         self._latencies["e2e"].append(now - times.arrival)
         self._fresh.e2e.append(now - times.arrival)
-        self._fresh.generation_tokens.append(times.generated)
+        generated = sum(times.generated.values())
+        self._fresh.generation_tokens.append(generated)
+        self._fresh.most_tokens.append(max(times.generated.values(), default=0))
+        self._fresh.preemptions.append(times.preemptions)
         if times.scheduled is not None and times.first is not None:
             decode = max(times.last.values()) - times.first
             self._fresh.prefill.append(times.first - times.scheduled)
             self._fresh.decode.append(decode)
-            if times.generated > 1:
-                self._fresh.tpot.append(decode / (times.generated - 1))
+            self._fresh.inference.append(max(times.last.values()) - times.scheduled)
+            if generated > 1:
+                self._fresh.tpot.append(decode / (generated - 1))
 
     def _count(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1

@@ -19,6 +19,7 @@ from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
 from octavo.server.document import docs_page, openapi_document
 from octavo.server.errors import HTTPError, fault_of, unavailable
+from octavo.server.generation import client_of
 from octavo.server.middleware import BodyLimit, KeyGuard, open_paths
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -48,6 +49,11 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
     ("POST", "/tokenize", tokenize, TokenizeBody, Tokens),
     ("POST", "/detokenize", detokenize, DetokenizeBody, Text),
 )
+
+
+# As they are served; of a path with a parameter, the pattern.
+_OWN_PATHS = ("/docs", "/health", "/metrics", "/openapi.json", "/version")
+PATHS = (*_OWN_PATHS, *dict.fromkeys(path for _, path, *_ in _ROUTES))
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -128,8 +134,8 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
         except Exception as error:  # noqa: BLE001 - answered to the client, and logged
             fault = log_fault(error)
             logger.info(
-                "%s %r refused: %d %s param=%r", request.method, request.url.path[:100],
-                fault.status, fault.code, fault.param,
+                "%s %r refused: %d %s param=%r client=%s", request.method,
+                request.url.path[:100], fault.status, fault.code, fault.param, client_of(request),
             )  # fmt: skip
             return _error_response(fault)
 

@@ -28,6 +28,8 @@ from octavo.version import __version__
 logger = get_logger(__name__)
 
 FINGERPRINT = f"octavo-{__version__}"
+_NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")
+_LONGEST_ADDRESS = 64
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # A request, and its prompt's text where it came as text.
 Prompted = tuple[Submission, str | None]
@@ -79,7 +81,7 @@ async def submit(
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise
-    return Generation(service, f"{kind}-{name}", name, model, prompted, batch)
+    return Generation(service, f"{kind}-{name}", name, model, client_of(request), prompted, batch)
 
 
 class Generation:
@@ -91,18 +93,21 @@ class Generation:
         name: str,
         request_id: str,
         model: str,
+        client: str,
         prompted: Sequence[Prompted],
         batch: Batch,
     ) -> None:
         self.service = service
         self.id = name
         self.model = model
+        self.client = client
         self.prompted = prompted
         self.created = int(time.time())
         self.headers = [(b"x-request-id", request_id.encode())]
         count = len(prompted)
         self._batch = batch
-        self._started = time.monotonic()
+        arrivals = [s.arrival_time for s, _ in prompted if s.arrival_time is not None]
+        self._started = min(arrivals, default=time.monotonic())
         self._first: float | None = None
         self._cached = [0] * count
         self._seen = [False] * count
@@ -158,16 +163,31 @@ class Generation:
 
     def _log(self) -> None:
         usage, now = self.usage(), time.monotonic()
-        first = "-" if self._first is None else f"{self._first - self._started:.3f}"
+        first = None if self._first is None else round(self._first - self._started, 6)
+        reasons = list(dict.fromkeys(self._reasons))
+        fields = {
+            "event": "request",
+            "request_id": self.id,
+            "client": self.client,
+            "model": self.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": sum(self._cached),
+            "output_tokens": usage.completion_tokens,
+            "finish_reasons": reasons,
+            "ttft_seconds": first,
+            "total_seconds": round(now - self._started, 6),
+        }
         logger.info(
-            "%s prompt=%d cached=%d output=%d finish=%s ttft=%s total=%.3f",
+            "%s prompt=%d cached=%d output=%d finish=%s ttft=%s total=%.3f client=%s",
             self.id,
             usage.prompt_tokens,
             sum(self._cached),
             usage.completion_tokens,
-            ",".join(dict.fromkeys(self._reasons)),
-            first,
+            ",".join(reasons),
+            "-" if first is None else f"{first:.3f}",
             now - self._started,
+            self.client,
+            extra={"fields": fields},
         )
         if self.service.options.log_requests:
             texts = [text or list(submission.token_ids) for submission, text in self.prompted]
@@ -193,6 +213,16 @@ def chunk_usage(
     if not (options and options.include_usage):
         return UNSET
     return usage() if options.continuous_usage_stats else None
+
+
+def client_of(request: Request) -> str:
+    """The client's address for the log: the peer's, or the one that a trusted proxy names.
+
+    uvicorn takes it from X-Forwarded-For, whose text anybody may have written: what no address
+    has is replaced.
+    """
+    host = request.client.host if request.client else ""
+    return _NO_ADDRESS.sub("?", host[:_LONGEST_ADDRESS]) or "unix"
 
 
 def request_id(request: Request, given: str | None) -> str:

@@ -16,17 +16,20 @@ from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
+from setproctitle import setproctitle
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR
 from octavo.log import get_logger
-from octavo.server.app import create_app
+from octavo.server.app import PATHS, create_app
 from octavo.server.banner import banner
 from octavo.server.connections import Connection, Connections
 from octavo.server.gate import Gate
+from octavo.server.http_metrics import HTTPMetrics
 from octavo.server.limits import LIMITS, HTTPLimits
 from octavo.server.listener import Listener, address_of
 from octavo.server.options import ServerConfig
+from octavo.server.rates import RatesLog
 from octavo.server.service import Service
 
 logger = get_logger(__name__)
@@ -56,9 +59,10 @@ class Runner:
         self._listener = listener
         self._connections = Connections(limits, 0)
         self._gate = Gate(create_app(service), service)
+        observed = HTTPMetrics(self._gate, service.metrics.registry, PATHS, options.root_path)
         self._server = _Server(
             uvicorn.Config(
-                self._gate,
+                observed,
                 http=cast(Any, functools.partial(Connection, table=self._connections)),
                 backlog=limits.backlog,
                 # uvicorn's own timer; `Connections` also ends connections that never ask.
@@ -90,18 +94,30 @@ class Runner:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self.drain)
         loop.set_exception_handler(_log_exception)
-        sweep = asyncio.create_task(self._connections.sweep())
+        options, started = self.service.options, loop.time()
+        tasks = [loop.create_task(self._connections.sweep())]
+        if not options.disable_log_stats:
+            rates = RatesLog(self.service.metrics, options.stats_interval)
+            tasks.append(loop.create_task(rates.run()))
         engine = asyncio.create_task(self.service.run_engine(self._announce))
         engine.add_done_callback(lambda _: self._leave())
         await self._server.serve(sockets=[self._listener])
-        sweep.cancel()
+        for task in tasks:
+            task.cancel()
         if not engine.done():
             engine.cancel()
         await asyncio.gather(engine, return_exceptions=True)
         await self.service.close()
         if not engine.cancelled() and (error := engine.exception()):
             raise error
-        return 1 if self.service.failure and not self.service.draining else 0
+        code = 1 if self.service.failure and not self.service.draining else 0
+        served = self.service.metrics.totals
+        logger.info(
+            "stopped after %.0f s with exit code %d: served %d requests, %d prompt tokens and %d "
+            "output tokens", loop.time() - started, code, served.requests, served.prompt_tokens,
+            served.generated_tokens,
+        )  # fmt: skip
+        return code
 
     def drain(self) -> None:
         """Refuse new requests, let running ones finish in time. A second call ends them now.
@@ -152,6 +168,7 @@ def serve(
         uvicorn_logger.addHandler(handler)
 
     _allow_many_connections()
+    setproctitle(f"octavo serve: {config.model} on {address_of(listener, options.scheme)}")
 
     async def main() -> int:
         return await Runner(Service(config, options, executor), listener).run()
