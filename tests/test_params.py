@@ -203,6 +203,33 @@ def test_history_is_asked_for_where_it_is_used(params):
     assert SamplingParams(**params).needs_history
 
 
+def test_an_assignment_is_answered_with_what_to_do():
+    params = SamplingParams()
+    with pytest.raises(FrozenInstanceError, match=r"params = params.with_\(temperature=...\)"):
+        params.temperature = 0.5
+    assert params.clone() == params
+    assert params.clone() is not params
+
+
+def test_from_optional_takes_none_for_the_default():
+    params = SamplingParams.from_optional(
+        n=None, temperature=None, top_p=0.5, stop=None, logit_bias={"7": 1.5}, best_of=None
+    )
+    assert params == SamplingParams(top_p=0.5, logit_bias={7: 1.5})
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    assert SamplingParams.from_optional().max_tokens == 16
+    refused(logit_bias={"7": 1})
+
+
+def test_best_of_may_repeat_n():
+    assert SamplingParams(n=3, best_of=3) == SamplingParams(n=3)
+    assert "use n" in str(refused(n=3, best_of=4))
+
+
+def test_the_whole_vocabulary_is_not_given_for_each_token():
+    assert "more data than tokens" in str(refused(logprobs=-1))
+
+
 def test_values_survive_a_process_border():
     params = SamplingParams(
         n=2, stop=["a"], logit_bias={3: 1.5}, bad_words="x", seed=-5, logprobs=0,

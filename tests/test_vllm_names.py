@@ -1,22 +1,27 @@
 """The table of vLLM's names: complete, and true of what the code does with each name."""
 
+import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import octavo
 from octavo import vllm_names
 from octavo.cli import serve
 from octavo.cli.arguments import Parser, engine_options
 from octavo.cli.main import command_parser
 from octavo.config import EngineConfig, flag_name
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, RequestError
+from octavo.params import SamplingParams
 from octavo.server.options import ServerConfig
 from octavo.vllm_names import Entry, Kind, Status
 
 SNAPSHOT = Path(__file__).parent / "vllm_names.txt"
+SOURCE = Path(octavo.__file__).parent
 # Nothing takes this value.
 ODD = "surely not"
 
@@ -244,3 +249,74 @@ def test_a_part_of_a_refused_option_is_refused_with_its_reason(
     with pytest.raises(SystemExit):
         parser.parse(["--compilation-config.mode", "3"])
     assert "nothing is compiled with torch" in capsys.readouterr().err
+
+
+# --- sampling parameters ------------------------------------------------------------------------
+
+
+def test_supported_sampling_parameters_are_fields() -> None:
+    names = {item.name for item in fields(SamplingParams)}
+    assert {entry.name for entry in of(Kind.SAMPLING, Status.SUPPORTED)} == names
+
+
+@pytest.mark.parametrize("entry", of(Kind.SAMPLING, Status.NO_EFFECT, Status.REFUSED), ids=named)
+def test_a_parameter_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
+    for value in (None, *entry.taken):
+        assert SamplingParams(**{entry.name: value}) == SamplingParams()
+    if entry.any_value:
+        return
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{entry.name: ODD})
+    assert caught.value.param == entry.name
+    assert entry.refusal() in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+# --- imports ------------------------------------------------------------------------------------
+
+
+def importing(path: str) -> Any:
+    """The value of `from octavo.a.b import c`, or of `from octavo import c`."""
+    module, _, name = f"octavo.{path}".rpartition(".")
+    found: dict[str, Any] = {}
+    exec(f"from {module} import {name} as value", found)
+    return found["value"]
+
+
+@pytest.mark.parametrize("path", [name for kind, name in snapshot() if kind is Kind.IMPORT])
+def test_an_import_works_or_says_why_not(path: str) -> None:
+    entry = vllm_names.find(Kind.IMPORT, path)
+    if entry is not None and entry.status is Status.SUPPORTED:
+        assert importing(path) is not None
+        return
+    with pytest.raises(ImportError) as caught:
+        importing(path)
+    reason = vllm_names.refused_import(path)
+    assert reason is not None
+    assert reason.partition(": ")[2] in str(caught.value)
+
+
+def test_each_import_of_the_table_is_as_it_says() -> None:
+    for entry in of(Kind.IMPORT, Status.SUPPORTED):
+        assert importing(entry.name) is not None, entry.name
+    for entry in of(Kind.IMPORT, Status.REFUSED):
+        ours = SOURCE / entry.name / "__init__.py"  # with some of what vLLM has there
+        with pytest.raises(ImportError, match="has no counterpart in octavo"):
+            importing(f"{entry.name}.other" if ours.exists() else entry.name)
+
+
+def test_a_missing_name_can_be_asked_for() -> None:
+    assert not hasattr(octavo, "LLMEngine")
+    with pytest.raises(AttributeError, match="no engine to be stepped by hand"):
+        octavo.LLMEngine  # noqa: B018
+    with pytest.raises(ImportError, match="LoRA adapters are not supported; merge the adapter"):
+        importlib.import_module("octavo.lora.request")
+
+
+def test_what_vllm_has_not_either_is_an_ordinary_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'octavo\.nothing'"):
+        importlib.import_module("octavo.nothing")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        importing("Nothing")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        importing("sampling_params.Nothing")

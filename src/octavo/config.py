@@ -24,6 +24,9 @@ from octavo.vllm_names import Entry, Form, Kind, Status
 
 logger = get_logger(__name__)
 
+# Not a package: so that a name of vLLM's that is missing here is asked for by `octavo._Refusals`.
+__path__ = ()
+
 Dtype = Literal["auto", "bfloat16", "float32"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 KVDtype = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3"]

@@ -131,11 +131,13 @@ KindT = TypeVar("KindT", bound=type)
 
 
 def advise_on_assignment(advice: str) -> Callable[[KindT], KindT]:
-    """Decorates a frozen dataclass: an assignment to a field is answered with `advice`."""
+    """Decorates a frozen dataclass: an assignment to a field is answered with `advice`, in which
+    `{name}` is the field's."""
 
     def refuse(self: object, name: str, value: object) -> NoReturn:
         raise FrozenInstanceError(
-            f"cannot set {name!r} of a {type(self).__name__}, which is frozen; {advice}"
+            f"cannot set {name!r} of a {type(self).__name__}, which is frozen; "
+            + advice.format(name=name)
         )
 
     def decorate(kind: KindT) -> KindT:

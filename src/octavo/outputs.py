@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+# Not a package: so that a name of vLLM's that is missing here is asked for by `octavo._Refusals`.
+__path__ = ()
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 FLOOR = -9999.0  # the lowest log-probability in JSON, which has no infinity

@@ -8,10 +8,11 @@ are made when the request is added.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
-from octavo.errors import RequestError, RequestTypeError, nearest
+from octavo.errors import RequestError, RequestTypeError, advise_on_assignment, nearest
+from octavo.vllm_names import Kind, find, same
 
 MAX_LOGPROBS = 20
 MAX_N = 1024
@@ -28,6 +29,45 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+KindT = TypeVar("KindT", bound=type)
+
+
+def _takes_vllm_names(kind: KindT) -> KindT:
+    """Decorates a dataclass: vLLM's other names are taken where they ask for nothing."""
+    known = {item.name for item in fields(kind)}
+    initialize = kind.__init__  # type: ignore[misc]
+
+    @wraps(initialize)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        if not options.keys() <= known:
+            options = _ours(options, known)
+        initialize(self, *args, **options)
+
+    kind.__init__ = init  # type: ignore[misc]
+    return kind
+
+
+def _ours(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """The known options. Raises RequestTypeError for an unknown one, RequestError for one of
+    vLLM's that asks for what there is not."""
+    for name, value in options.items():
+        if name in known:
+            continue
+        entry = find(Kind.SAMPLING, name)
+        if entry is None:
+            raise RequestTypeError(
+                f"unknown sampling parameter {name!r}{nearest(name, known)}", name
+            )
+        repeats_n = name == "best_of" and same(value, options.get("n", 1))
+        if not repeats_n and not entry.asks_for_nothing(value):
+            raise RequestError(f"{name} is not supported: {entry.refusal()}", name)
+    return {name: value for name, value in options.items() if name in known}
+
+
+@advise_on_assignment(
+    "requests in flight may share it. Make another one: params = params.with_({name}=...)"
+)
+@_takes_vllm_names
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose tokens, and when to stop.
@@ -77,15 +117,6 @@ class SamplingParams:
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "SamplingParams":
-        known = [f.name for f in fields(cls)]
-        for name in kwargs:
-            if name not in known:
-                raise RequestTypeError(
-                    f"unknown sampling parameter {name!r}{nearest(name, known)}", name
-                )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_flags()
@@ -119,6 +150,12 @@ class SamplingParams:
                 _integer(name, value, low, _INT64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
+                if value == -1 and value is not True:
+                    raise RequestError(
+                        f"{name} must be between 0 and {MAX_LOGPROBS}, not -1: the whole "
+                        "vocabulary at every position would be more data than tokens",
+                        name,
+                    )
                 _integer(name, value, 0, MAX_LOGPROBS)
 
     def _check_flags(self) -> None:
@@ -164,6 +201,25 @@ class SamplingParams:
     def with_(self, **changes: Any) -> "SamplingParams":
         """A new value with some fields changed."""
         return replace(self, **changes)
+
+    def clone(self) -> "SamplingParams":
+        """A copy, as vLLM has it; since values are frozen, `with_` is what makes changed ones."""
+        return replace(self)
+
+    @classmethod
+    def from_optional(cls, **options: Any) -> "SamplingParams":
+        """As the constructor, but None is the default of every field, and the ids of `logit_bias`
+        may be strings."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if isinstance(bias := given.get("logit_bias"), Mapping):
+            given["logit_bias"] = {_id(key): amount for key, amount in bias.items()}
+        if "max_tokens" in options:
+            given["max_tokens"] = options["max_tokens"]  # of which None is a value
+        return cls(**given)
+
+
+def _id(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
 
 
 def _show(value: object) -> str:

@@ -551,7 +551,7 @@ _HELPERS = Why("vLLM's helper functions are its own", "use Python's or write it"
 # Dotted names below `vllm`. A refused one stands for all that is below it.
 _IMPORTS = [
     *_supported(P, """LLM SamplingParams RequestOutput CompletionOutput EngineArgs AsyncEngineArgs
-        AsyncLLMEngine TextPrompt TokensPrompt PromptType __version__
+        AsyncLLM AsyncLLMEngine TextPrompt TokensPrompt PromptType __version__
         sampling_params.SamplingParams sampling_params.RequestOutputKind
         outputs.RequestOutput outputs.CompletionOutput logprobs.Logprob sequence.Logprob
         inputs.TextPrompt inputs.TokensPrompt inputs.PromptType

@@ -7,13 +7,18 @@ import octavo
 
 PUBLIC = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
     "CompletionOutput",
+    "EngineArgs",
     "Logprob",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "attention",
     "devices",

@@ -45,6 +45,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
+# Other names of what is above them, in a folder of another row since vLLM has them there.
+ALIASES = {"engine/async_llm_engine.py": "entrypoints"}
+
 # The decisions and the text need no tensors; the web side starts without torch.
 TORCH_FREE_PARTS = (
     *ROWS[0],
@@ -77,7 +80,7 @@ def name_of(path: Path) -> str:
 
 def part_of(path: Path) -> str:
     """The first-level part a file belongs to: `core` for core/plan.py, `llm` for llm.py."""
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return ALIASES.get(name_of(path)) or path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""vLLM's `vllm.entrypoints`: other names of what is in `octavo`."""

@@ -1,0 +1,3 @@
+"""vLLM's `vllm.logprobs`: another name of `octavo.outputs`."""
+
+from octavo.outputs import Logprob as Logprob
