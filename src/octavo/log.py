@@ -165,6 +165,12 @@ def api_keys_from_environment() -> tuple[str, ...]:
     return ()
 
 
+def terminal_abilities() -> tuple[bool, bool]:
+    """What TERM and NO_COLOR say: whether the cursor can be moved, and whether to use colours."""
+    moves = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    return moves, moves and not os.environ.get("NO_COLOR")
+
+
 def environment_for_child(**usual: str) -> dict[str, str]:
     """What a child process inherits, and `usual` where that says nothing.
 

@@ -49,18 +49,30 @@ def test_it_is_raised_where_asked_and_at_the_end():
             check()
         check()
     reached = []
-    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
-        press_ctrl_c()
-        reached.append("the end of the block")
+
+    def block():
+        with interrupts_deferred():
+            press_ctrl_c()
+            reached.append("the end of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert reached
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_second_one_acts_at_once():
-    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
-        press_ctrl_c()
-        press_ctrl_c()
-        pytest.fail("a step that hangs could not be left")
+    reached = []
+
+    def step_that_hangs():
+        with interrupts_deferred():
+            press_ctrl_c()
+            press_ctrl_c()
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        step_that_hangs()
+    assert not reached
 
 
 def test_a_handler_of_the_program_s_own_stays():

@@ -1,29 +1,33 @@
-"""`octavo chat`: a conversation in the terminal, the answers streamed as they are made."""
+"""`octavo chat`: a conversation in the terminal, the answers streamed as they are generated.
+
+Here: the command line, the loop, and signals. Not here: the conversation (chat_session.py), the
+commands (chat_commands.py), what is read and shown (chat_input.py, chat_screen.py).
+"""
 
 import argparse
 import contextlib
+import io
+import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, add_sampling_flags, sampling_options
+from octavo.cli.chat_backend import SAMPLING, Backend, EngineBackend
+from octavo.cli.chat_commands import UNUSED_SETTINGS, Commands, figures, settings_line, split
+from octavo.cli.chat_input import LineReader, PromptReader, Reader, message_of
+from octavo.cli.chat_session import Reply, Session
 from octavo.cli.generate import SKIP, start
-from octavo.errors import OctavoError, RequestError, nearest
-from octavo.log import configure, find_cache_dir
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.log import configure, find_cache_dir, terminal_abilities
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.llm import LLM
+    from octavo.cli.chat_screen import Screen
 
-# A small model may never end an answer by itself; Ctrl-C ends one sooner.
-DEFAULTS: dict[str, object] = {"max_tokens": 1024}
-_COMMANDS = {
-    "/reset": "forget the conversation",
-    "/exit": "leave (or Ctrl-D)",
-    "/help": "show this",
-}
-_HISTORY_LINES = 1000
+# The answer's length follows the room that is left in the window.
+DEFAULTS: dict[str, object] = {"max_tokens": None, **SAMPLING}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -34,102 +38,156 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from octavo.cli.chat_screen import Screen
+
     configure(default="info" if args.verbose else "warning")
-    options = sampling_options(args, DEFAULTS)
-    params = SamplingParams(**options)  # an error is reported before the model is loaded
-    if params.n != 1:
-        raise RequestError(f"a conversation has one answer at a time; leave out --n {params.n}")
-    llm = start(args)
-    params = llm.get_default_sampling_params().with_(**options)
-    folder = find_cache_dir()
-    with _line_history(folder / "chat_history" if folder else None):
-        print(f"{args.model}: type a message; /help lists the commands.", file=sys.stderr)
-        Conversation(llm, params, args.system).loop()
-    return 0
+    options = sampling_options(args, {})
+    _check(options)
+    backend = open_backend(args)
+    params, source = backend.default_params(options)
+    session = Session(backend, params, args.system)
+    moves, colours = _prepare_streams()
+    screen = Screen(sys.stdout, sys.stderr, colours)
+    commands = Commands(session, screen.text)
+    chat = Chat(session, commands, screen, _reader(screen, commands, moves))
+    with _ended_by_signals():
+        if sys.stdin.isatty():
+            chat.greet(source)
+        return chat.loop()
 
 
-class Conversation:
-    """The messages so far, and the commands on them."""
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise RequestError for settings that are wrong, before the model is loaded."""
+    SamplingParams(**{"max_tokens": None, **options})
+    for name in UNUSED_SETTINGS:
+        if options.get(name, 1 if name == "n" else None) != (1 if name == "n" else None):
+            flag = f"--{name.replace('_', '-')} {options[name]}"
+            raise RequestError(
+                f"a conversation has one answer at a time and shows its text; leave out {flag}"
+            )
 
-    def __init__(self, llm: "LLM", params: SamplingParams, system: str | None) -> None:
-        self._llm = llm
-        self._params = params
-        self._first = [{"role": "system", "content": system}] if system is not None else []
-        self.messages = list(self._first)
 
-    def loop(self) -> None:
-        """Read lines until the end of input or /exit."""
+def open_backend(args: argparse.Namespace) -> Backend:
+    """What the command line names: it loads the model."""
+    return EngineBackend(start(args), args.model)
+
+
+class Chat:
+    """The loop of messages and commands."""
+
+    def __init__(
+        self, session: Session, commands: Commands, screen: "Screen", reader: Reader
+    ) -> None:
+        self.session = session
+        self._commands = commands
+        self._screen = screen
+        self._reader = reader
+        self._told_dropped = False
+        self._interrupts = 0  # in a row, at the prompt
+
+    def greet(self, source: str) -> None:
+        """Say what answers, and how. source: whose settings these are."""
+        name, window = self.session.backend.name, self.session.backend.window
+        size = f"; window of {window} tokens" if window else ""
+        self._screen.note(f"{name}: {settings_line(self.session.params)} ({source}){size}")
+        self._screen.note("Type a message; /help lists the commands, Ctrl-D leaves.")
+
+    def loop(self) -> int:
+        """Read until the end of input or /exit; returns the exit code."""
         while True:
             try:
-                line = input("> " if sys.stdin.isatty() else "").strip()
+                line = self._reader.read()
             except EOFError:
-                return
+                return 0
             except KeyboardInterrupt:
-                print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
+                self._interrupts += 1
+                if self._interrupts > 1:
+                    return 130
+                self._screen.note("(Ctrl-C again, /exit or Ctrl-D leaves)")
                 continue
-            if line == "/exit":
-                return
-            if line.startswith("/"):
-                self.command(line)
-            elif line:
-                self.turn(line)
+            self._interrupts = 0
+            command = split(line)
+            if command and command[0] == "/exit":
+                return 0
+            try:
+                self._do(line, command)
+            except EngineDeadError:
+                raise
+            except OctavoError as error:  # of this message or command: the conversation goes on
+                self._screen.text(f"octavo: {error}")
 
-    def command(self, line: str) -> None:
-        """Execute a line that begins with a slash."""
-        if line == "/reset":
-            self.messages = list(self._first)
-            print("(forgotten)", file=sys.stderr)
-        elif line == "/help":
-            for name, what in _COMMANDS.items():
-                print(f"{name:8} {what}", file=sys.stderr)
+    def _do(self, line: str, command: tuple[str, str] | None) -> None:
+        if command is None:
+            if text := message_of(line):
+                self._answer(lambda: self.session.ask(text, self._screen.show))
+        elif command == ("/regenerate", ""):
+            if self.session.params.greedy:
+                self._screen.note("(at temperature 0 the answer is the same again)")
+            self._answer(lambda: self.session.regenerate(self._screen.show))
         else:
-            print(f"no command {line!r}{nearest(line, _COMMANDS)}; try /help", file=sys.stderr)
+            self._commands.run(*command)
+            if command[0] in ("/clear", "/load"):
+                self._told_dropped = False
 
-    def turn(self, text: str) -> None:
-        """Answer one message. An answer stopped by Ctrl-C is kept up to that point."""
-        self.messages.append({"role": "user", "content": text})
-        answer = ""
-        try:
-            for piece in self._pieces():
-                answer += piece
-                print(piece, end="", flush=True)
-            print()
-        except KeyboardInterrupt:
-            print("\n(stopped)", file=sys.stderr)
-        except OctavoError as error:
-            # The conversation goes on without the message that could not be answered.
-            self.messages.pop()
-            print(f"octavo: {error}\n(/reset starts over)", file=sys.stderr)
-            return
-        self.messages.append({"role": "assistant", "content": answer})
+    def _answer(self, generate: Callable[[], Reply]) -> None:
+        with self._reader.busy():
+            with self._screen.answer():
+                reply = generate()
+            for note in self._notes(reply):
+                self._screen.note(note)
 
-    def _pieces(self) -> Iterator[str]:
-        # Closing the stream aborts the request, even if Ctrl-C comes between two tokens.
-        with contextlib.closing(self._llm.stream(self.messages, self._params)) as deltas:
-            for output in deltas:
-                if output.error:
-                    raise RequestError(output.error)
-                yield output.outputs[0].text
+    def _notes(self, reply: Reply) -> Iterator[str]:
+        """What is said after an answer."""
+        params, window = self.session.params, self.session.backend.window
+        if reply.ending == "stopped":
+            kept = "what there is of it is kept" if reply.text else "the message is not kept"
+            yield f"(stopped; {kept})"
+        elif reply.ending == "max_tokens":
+            yield f"(cut at {params.max_tokens} tokens; /set max_tokens changes that)"
+        elif reply.ending == "window":
+            yield f"(cut: the window{f' of {window} tokens' if window else ''} is full)"
+        elif not reply.text:
+            yield "(an empty answer; the message is not kept)"
+        if self.session.first and not self._told_dropped:
+            self._told_dropped = True
+            yield (
+                f"(the window is full: the oldest turns are no longer sent to the model, "
+                f"{self.session.first} so far; /stats counts them)"
+            )
+        if self._screen.shows_figures:
+            used = f"; {reply.used} of {window} in the window" if reply.used and window else ""
+            yield f"[{figures(reply)}{used}]"
+
+
+def _prepare_streams() -> tuple[bool, bool]:
+    """Whether the terminal can move its cursor, and whether colours are wanted."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # Bytes that are no text, and characters that the terminal's encoding lacks.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    return terminal_abilities()
+
+
+def _reader(screen: "Screen", commands: Commands, moves: bool) -> Reader:
+    if not sys.stdin.isatty():
+        return LineReader(sys.stdin)
+    if not moves or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return LineReader(sys.stdin, screen.prompt)
+    folder = find_cache_dir()
+    return PromptReader(folder / "chat_history" if folder else None, commands.complete)
 
 
 @contextlib.contextmanager
-def _line_history(path: Path | None) -> Iterator[None]:
-    """Line editing, with a history in `path` if given, where terminal and Python offer it."""
-    try:
-        import readline
-    except ImportError:  # some builds of Python lack it; input is then plain
-        yield
-        return
-    if path is None or not sys.stdin.isatty():
-        yield
-        return
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    readline.set_history_length(_HISTORY_LINES)
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave as an exception, which gives the terminal its modes back."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    former = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a read-only home must not make the exit fail
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            readline.write_history_file(path)
+        for number, handler in former.items():
+            signal.signal(number, handler)

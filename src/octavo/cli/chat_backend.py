@@ -1,0 +1,110 @@
+"""What answers in `octavo chat`: the interface for it, and the engine in this process.
+
+Not here: a running server (chat_server.py), the conversation itself (chat_session.py).
+"""
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.errors import RequestError
+from octavo.params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+
+Message = Mapping[str, str]
+
+# Where the checkpoint says nothing, sampling from the whole distribution makes small models
+# ramble. These are llama.cpp's defaults; Ollama's differ little (top_p 0.9, no min_p).
+SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation as the backend reads it. num_tokens: None where it cannot be counted."""
+
+    num_tokens: int | None
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step adds to an answer; the last piece has a finish reason."""
+
+    text: str
+    num_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+class Backend(Protocol):
+    """A model that answers conversations. window: its tokens, None where that is not known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    def default_params(self, given: Mapping[str, Any]) -> tuple[SamplingParams, str]:
+        """The settings to start with, `given` over all others, and whose the others are."""
+        ...
+
+    def prepare(self, messages: Sequence[Message]) -> Prompt:
+        """Render and count a conversation. Raises RequestError if the template refuses it."""
+        ...
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
+        """The answer in pieces. Closing the generator aborts the request."""
+        ...
+
+
+class EngineBackend:
+    """The engine in this process."""
+
+    def __init__(self, llm: "LLM", name: str) -> None:
+        from octavo.text.chat import encode_chat, read_chat_template  # for --help: not before
+
+        self._llm = llm
+        self.name = name
+        given = llm.config.chat_template
+        self._encode = partial(
+            encode_chat,
+            llm.get_tokenizer(),
+            chat_template=read_chat_template(given) if given else None,
+        )
+
+    @property
+    def window(self) -> int:
+        return self._llm.engine.limits.max_model_len
+
+    def default_params(self, given: Mapping[str, Any]) -> tuple[SamplingParams, str]:
+        own: Mapping[str, Any] = self._llm.engine.limits.generation_defaults
+        if self._llm.config.generation_config == "octavo":
+            own = {}
+        rest: Mapping[str, Any] = {} if own.keys() & SAMPLING.keys() else SAMPLING
+        source = "Octavo's defaults" if rest else "the checkpoint's defaults"
+        return SamplingParams(**{**rest, **own, "max_tokens": None, **given}), source
+
+    def prepare(self, messages: Sequence[Message]) -> Prompt:
+        found = self._encode(messages)
+        content = {"prompt": found.text, "prompt_token_ids": found.token_ids}
+        return Prompt(len(found.token_ids), content)
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
+        with contextlib.closing(self._llm.stream(prompt.content, params)) as outputs:
+            for output in outputs:
+                if output.error:
+                    raise RequestError(output.error)
+                choice = output.outputs[0]
+                yield Piece(
+                    choice.text,
+                    len(choice.token_ids),
+                    len(output.prompt_token_ids),
+                    output.num_cached_tokens,
+                    choice.finish_reason,
+                )

@@ -1,0 +1,72 @@
+"""What `octavo chat` shows: answers on standard output, all else on standard error.
+
+On a terminal, answers are wrapped and notes are dim; elsewhere both are written as they are.
+Not here: reading (chat_input.py), and what is said (chat.py, chat_commands.py).
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from octavo.cli.chat_wrap import Wrapper
+
+
+class Screen:
+    """The two streams. colours: False for terminals and users that want none."""
+
+    def __init__(self, out: TextIO, err: TextIO, colours: bool) -> None:
+        self._out = out
+        self._err = err
+        self._wraps = out.isatty()
+        self._dim = colours and err.isatty()
+        self.shows_figures = err.isatty()
+        self._wrapper = Wrapper(out.write, self._width)
+        self._open = False  # whether the last line of the answer lacks its end
+
+    @contextmanager
+    def answer(self) -> Iterator[None]:
+        """While `show` is called; the last line is ended also when that is interrupted."""
+        self._open = False
+        try:
+            yield
+        finally:
+            if self._wraps:
+                self._wrapper.finish()
+            elif self._open:
+                self._out.write("\n")
+            self._out.flush()
+
+    def show(self, text: str) -> None:
+        """The next piece of an answer."""
+        if self._wraps:
+            self._wrapper.feed(text)
+        else:
+            self._out.write(text)
+        if text:
+            self._open = not text.endswith("\n")
+        self._out.flush()
+
+    def note(self, text: str) -> None:
+        """A line of the program's own."""
+        self._out.flush()
+        self._err.write(f"\033[2m{text}\033[0m\n" if self._dim else f"{text}\n")
+        self._err.flush()
+
+    def text(self, text: str) -> None:
+        """Lines that were asked for, such as help."""
+        self._out.flush()
+        self._err.write(f"{text}\n")
+        self._err.flush()
+
+    def prompt(self, text: str) -> None:
+        """What stands before a line that is typed."""
+        self._err.write(text)
+        self._err.flush()
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns or 80
+        except (OSError, ValueError):
+            return shutil.get_terminal_size().columns
