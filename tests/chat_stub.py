@@ -29,6 +29,7 @@ class Stub:
         self.counts = counts
         self.asked: list[list[Message]] = []
         self.params: list[SamplingParams] = []
+        self.loaded = False
         self.prepared = 0
         self.closed = 0
         self.fault: BaseException | None = None  # raised after the first piece
@@ -40,6 +41,13 @@ class Stub:
         self.prepared += 1
         size = sum(len(m["content"].split()) + 2 for m in messages)
         return Prompt(size if self.counts else None, [dict(m) for m in messages])
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+        if "refused" in (params.bad_words or ()):
+            raise RequestError("the stub refuses these bad_words")
+
+    def load(self) -> None:
+        self.loaded = True
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
         size = sum(len(m["content"].split()) + 2 for m in prompt.content)

@@ -158,11 +158,19 @@ def test_what_cannot_be_is_told_before_the_model_loads(
     assert error.count("\n") == 1
 
 
-def test_a_system_message_that_is_too_long_is_told_at_the_start(
-    piped: Piped, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--system", "x " * 200], "the system message leaves no room"),
+        (["--bad-words", "refused"], "the stub refuses"),
+    ],
+)
+def test_what_the_model_s_description_forbids_is_told_before_it_loads(
+    piped: Piped, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
 ) -> None:
-    assert piped("hello\n", "--system", "x " * 200)[0] == 1
-    assert "the system message leaves no room" in capsys.readouterr().err
+    status, stub = piped("hello\n", *flags)
+    assert (status, stub.loaded) == (1, False)
+    assert says in capsys.readouterr().err
 
 
 def test_bytes_that_are_no_text_do_not_end_the_chat() -> None:

@@ -118,7 +118,7 @@ def test_clear_forgets_all_but_the_system_message(talk):
     ],
 )
 def test_set_changes_a_setting(talk, line, name, value):
-    talk.session.params = talk.session.params.with_(temperature=0.1, seed=5)
+    talk.session.set_params(talk.session.params.with_(temperature=0.1, seed=5))
     said = talk.run(f"/set {line}")
     assert getattr(talk.session.params, name) == value
     assert said.startswith(name)
@@ -139,6 +139,7 @@ def test_set_changes_a_setting(talk, line, name, value):
         ("ignore_eos maybe", "on or off"),
         ("stop 'open", "closing quotation"),
         ("stop_token_ids x", "ids such as"),
+        ("bad_words refused", "the stub refuses"),
         ("n 2", "of no use"),
         ("logprobs 1", "of no use"),
     ],

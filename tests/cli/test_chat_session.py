@@ -9,10 +9,13 @@ from chat_stub import Stub
 from octavo.cli.chat_backend import EngineBackend
 from octavo.cli.chat_session import Session, Turn
 from octavo.config import EngineConfig
+from octavo.core.submission import Submission
+from octavo.engine.admission import admit
 from octavo.engine.fake import FakeRunner
 from octavo.errors import ContextLengthError, RequestError
 from octavo.llm import LLM
 from octavo.params import SamplingParams
+from octavo.text.chat import encode_chat
 from octavo.text.tokenizer import load_tokenizer
 
 
@@ -205,6 +208,21 @@ def test_times_and_rates():
     assert reply.rate == pytest.approx(2 / 2.0)
 
 
+class Prepared:
+    """What `EngineBackend` needs of `cli.preparation.Preparation`, of an LLM that is there."""
+
+    def __init__(self, llm):
+        self.load = lambda: llm
+        self.config, self.capabilities = llm.config, llm.engine.capabilities
+        self._tokenizer = llm.get_tokenizer()
+
+    def encode(self, content):
+        return {"prompt_token_ids": encode_chat(self._tokenizer, content).token_ids}
+
+    def check(self, encoded, params):
+        admit(Submission("0", tuple(encoded["prompt_token_ids"]), params), self.capabilities)
+
+
 @pytest.fixture(scope="module")
 def over_fake(tiny_folder):
     """The backend of an engine over `FakeRunner`, which says the alphabet."""
@@ -214,7 +232,9 @@ def over_fake(tiny_folder):
         config = EngineConfig(model=str(tiny_folder), **options)
         limits = replace(FakeRunner().limits, vocab_size=300, generation_defaults=defaults)
         runner = FakeRunner(limits, next_token=lambda history, spec: 97 + spec.position % 26)
-        return EngineBackend(LLM.over(runner, tokenizer, config), "tiny")
+        backend = EngineBackend(Prepared(LLM.over(runner, tokenizer, config)))
+        backend.load()
+        return backend
 
     return make
 
@@ -241,6 +261,18 @@ def test_a_long_conversation_over_the_real_engine(over_fake):
     assert chat.first > 0
     with pytest.raises(ContextLengthError, match="window has 1024"):
         ask(chat, "x" * 2000)
+    assert ask(chat, "hi").text
+
+
+def test_settings_that_the_model_cannot_serve_are_refused_at_once(over_fake):
+    backend = over_fake({})
+    with pytest.raises(RequestError, match="stop_token_ids has token id 999"):
+        Session(backend, SamplingParams(stop_token_ids=[999]))
+    with pytest.raises(RequestError, match="min_tokens"):
+        Session(backend, SamplingParams(min_tokens=2000, max_tokens=None))
+    chat = Session(backend, SamplingParams(max_tokens=5000))
+    with pytest.raises(RequestError, match="logit_bias"):
+        chat.set_params(chat.params.with_(logit_bias={999: 1.0}))
     assert ask(chat, "hi").text
 
 

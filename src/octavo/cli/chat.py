@@ -18,7 +18,7 @@ from octavo.cli.chat_backend import SAMPLING, Backend, EngineBackend
 from octavo.cli.chat_commands import UNUSED_SETTINGS, Commands, figures, settings_line, split
 from octavo.cli.chat_input import LineReader, PromptReader, Reader, message_of
 from octavo.cli.chat_session import Reply, Session
-from octavo.cli.generate import SKIP, start
+from octavo.cli.generate import SKIP, prepare
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.log import configure, find_cache_dir, terminal_abilities
 from octavo.params import SamplingParams
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     backend = open_backend(args)
     params, source = backend.default_params(options)
     session = Session(backend, params, args.system)
+    backend.load()
     moves, colours = _prepare_streams()
     screen = Screen(sys.stdout, sys.stderr, colours)
     commands = Commands(session, screen.text)
@@ -68,8 +69,8 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """What the command line names: it loads the model."""
-    return EngineBackend(start(args), args.model)
+    """What the command line names; its model is not loaded yet."""
+    return EngineBackend(prepare(args))
 
 
 class Chat:

@@ -6,13 +6,13 @@ Not here: a running server (chat_server.py), the conversation itself (chat_sessi
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.errors import RequestError
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.cli.preparation import Preparation
     from octavo.llm import LLM
 
 Message = Mapping[str, str]
@@ -58,6 +58,14 @@ class Backend(Protocol):
         """Render and count a conversation. Raises RequestError if the template refuses it."""
         ...
 
+    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise RequestError where the model could not serve this."""
+        ...
+
+    def load(self) -> None:
+        """What takes long, and must precede `stream`."""
+        ...
+
     def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
         """The answer in pieces. Closing the generator aborts the request."""
         ...
@@ -66,36 +74,36 @@ class Backend(Protocol):
 class EngineBackend:
     """The engine in this process."""
 
-    def __init__(self, llm: "LLM", name: str) -> None:
-        from octavo.text.chat import encode_chat, read_chat_template  # for --help: not before
-
-        self._llm = llm
-        self.name = name
-        given = llm.config.chat_template
-        self._encode = partial(
-            encode_chat,
-            llm.get_tokenizer(),
-            chat_template=read_chat_template(given) if given else None,
-        )
+    def __init__(self, prepared: "Preparation") -> None:
+        self._prepared = prepared
+        self.name = prepared.config.model
+        self._llm: LLM | None = None
 
     @property
     def window(self) -> int:
-        return self._llm.engine.limits.max_model_len
+        known = self._llm.engine.limits if self._llm else self._prepared.capabilities.limits
+        return known.max_model_len
 
     def default_params(self, given: Mapping[str, Any]) -> tuple[SamplingParams, str]:
-        own: Mapping[str, Any] = self._llm.engine.limits.generation_defaults
-        if self._llm.config.generation_config == "octavo":
+        own: Mapping[str, Any] = self._prepared.capabilities.limits.generation_defaults
+        if self._prepared.config.generation_config != "auto":
             own = {}
         rest: Mapping[str, Any] = {} if own.keys() & SAMPLING.keys() else SAMPLING
         source = "Octavo's defaults" if rest else "the checkpoint's defaults"
         return SamplingParams(**{**rest, **own, "max_tokens": None, **given}), source
 
     def prepare(self, messages: Sequence[Message]) -> Prompt:
-        found = self._encode(messages)
-        content = {"prompt": found.text, "prompt_token_ids": found.token_ids}
-        return Prompt(len(found.token_ids), content)
+        content = self._prepared.encode(messages)
+        return Prompt(len(content["prompt_token_ids"]), content)
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+        self._prepared.check(prompt.content, params)
+
+    def load(self) -> None:
+        self._llm = self._prepared.load()
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
+        assert self._llm is not None, "load() comes first"
         with contextlib.closing(self._llm.stream(prompt.content, params)) as outputs:
             for output in outputs:
                 if output.error:

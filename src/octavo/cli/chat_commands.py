@@ -138,7 +138,7 @@ class Commands:
         name = name.replace("-", "_")
         if values:
             value = getattr(self._start, name) if values == ["default"] else _parse(name, values)
-            self._session.params = self._session.params.with_(**{name: value})
+            self._session.set_params(self._session.params.with_(**{name: value}))
         elif not name:
             self._say("\n".join(self._setting(name) for name in SETTINGS))
             return
@@ -167,10 +167,10 @@ class Commands:
     def _load(self, arguments: str) -> None:
         path, session = _path("/load", arguments), self._session
         saved = chat_files.load(path)
+        if saved.settings is not None:
+            session.set_params(saved.settings)
         session.set_system(saved.system)
         session.restore(saved.turns)
-        if saved.settings is not None:
-            session.params = saved.settings
         self._files = {path.absolute()}
         self._say(f"({_turns(len(saved.turns))} of {path}; {settings_line(session.params)})")
 

@@ -71,7 +71,6 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backend = backend
-        self.params = params
         self.turns: list[Turn] = []
         self.first = 0
         self.replies: list[Reply] = []
@@ -79,6 +78,7 @@ class Session:
         self._clock = clock
         self._system: str | None = None
         self.set_system(system)
+        self.set_params(params)
 
     @property
     def system(self) -> str | None:
@@ -95,6 +95,16 @@ class Session:
                 "system",
             )
         self._system = text
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._params
+
+    def set_params(self, params: SamplingParams) -> None:
+        """Replace the settings. Raises RequestError for those that the model cannot serve."""
+        prompt = self.backend.prepare(messages(self._system, (), "Hi"))
+        self.backend.check(prompt, params.with_(max_tokens=None))  # capped by the room anyway
+        self._params = params
 
     def clear(self) -> None:
         """Forget every turn; system message and settings stay."""
