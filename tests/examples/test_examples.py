@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from scripts.docs import ROOT
 
+from octavo.async_llm import AsyncLLM
+from octavo.config import EngineConfig
 from serving import PYTHONPATH, Server, write_model
 
 EXAMPLES = ROOT / "examples"
@@ -45,12 +47,17 @@ def fake(run: Run, llm_without_weights: None) -> Run:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model for an engine process whose answers are the alphabet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        folder = write_model(tmp_path_factory.mktemp("examples") / "scripted")
-        with Server(folder, {}) as server:
-            yield f"{server.url}/v1"
+        yield write_model(tmp_path_factory.mktemp("examples") / "scripted")
+
+
+@pytest.fixture(scope="module")
+def url(scripted: Path) -> Iterator[str]:
+    with Server(scripted, {}) as server:
+        yield f"{server.url}/v1"
 
 
 def test_offline_batch(fake: Run) -> None:
@@ -71,6 +78,18 @@ def test_streaming_leaves_nothing_running(fake: Run) -> None:
     printed = fake("streaming")
     assert "first token after" in printed
     assert "[stopped; 0 requests are running]" in printed
+
+
+def test_async_engine(run: Run, scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(model: str) -> AsyncLLM:
+        config = EngineConfig(model=model, swap_space=0, max_model_len=2048)
+        return AsyncLLM.over(config, "fake_engine:create")
+
+    monkeypatch.setattr("octavo.AsyncLLM", make, raising=False)
+    *lines, last = sorted(run("async_engine", "--model", str(scripted)).splitlines())
+    assert last == "'Water boils at' -> 'abcdefghijklmnopqrstuvwx'"
+    assert len(lines) == 3
+    assert re.fullmatch(r"'Once upon a time' stopped after 1\d tokens", lines[0])
 
 
 def test_priorities_put_the_urgent_and_the_short_first(fake: Run) -> None:
