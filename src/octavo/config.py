@@ -60,7 +60,10 @@ class EngineConfig:
         names=devices.names,
         otherwise="there is no GPU backend yet; leave device out to compute on the CPU",
     )
-    quantization: str | None = _option(None, "weight quantization: int8 or int4")
+    quantization: str | None = _option(
+        None,
+        "quantize weights at load: int8 or int4 (AWQ and GPTQ checkpoints need no option)",
+    )
     quantization_override: str | None = _option(
         None, "per-component quantization, such as lm_head=none,layers.0.*=int8"
     )
