@@ -469,8 +469,8 @@ _REQUEST = [
         add_generation_prompt continue_final_message chat_template_kwargs tokens
         return_token_strs"""),
     *_ignored(R, "bookkeeping of the caller's", "user"),
-    *_idle(R, "special tokens are written as they are spelled",
-           spaces_between_special_tokens=True),
+    *_idle(R, "special tokens are written as they are spelled, as fast tokenizers do either way",
+           spaces_between_special_tokens=(True, False)),
     *_idle(R, "there are no tools to choose among", tool_choice=("none", "auto"),
            parallel_tool_calls=(True, False)),
     *_refused(R, Why("n is the number of answers, and none is left out", "use n"), best_of=1),

@@ -1,13 +1,20 @@
 """Errors in one shape everywhere, and an OpenAPI document that is the truth."""
 
+import html.parser
+import re
+
 import pytest
+
+from octavo.server import unsupported
+from octavo.server.app import PATHS
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405),
-        ("POST", "/v1/completions/", 404), ("DELETE", "/v1/models", 405), ("GET", "/", 404),
+        ("POST", "/v1/completions/", 404), ("DELETE", "/v1/models", 405),
+        ("POST", "/", 405),
     ],
 )  # fmt: skip
 def test_the_framework_s_own_errors_have_our_shape(server, method, path, status):
@@ -21,7 +28,83 @@ def test_health_version_and_docs(server):
     assert (health.status_code, health.content) == (200, b"")
     assert server.http.head("/health").status_code == 200
     assert set(server.http.get("/version").json()) == {"version"}
-    assert "swagger" in server.http.get("/docs").text
+    assert server.http.get("/load").json() == {"server_load": 0}
+    for method in ("GET", "POST"):
+        assert server.http.request(method, "/ping").status_code == 200
+
+
+def test_the_address_alone_leads_on(server):
+    links = server.http.get("/").json()
+    assert links["name"] == "octavo"
+    for name in ("models", "docs", "openapi", "health", "metrics"):
+        assert server.http.get(links[name]).status_code == 200
+
+
+def test_the_docs_page_needs_nothing_from_elsewhere(server):
+    page = server.http.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<script" not in page.text
+    assert not re.findall(r"(?:src|href)=\W*(?:https?:)?//", page.text)
+    html.parser.HTMLParser().feed(page.text)
+    targets = re.findall(r'href="#(\w+)"', page.text)
+    assert {"CompletionBody", "ChatBody"} <= set(targets)
+    assert set(targets) <= set(re.findall(r'id="(\w+)"', page.text))
+    for path, operations in server.http.get("/openapi.json").json()["paths"].items():
+        for method in operations:
+            assert f"{method.upper()} {path}" in page.text
+    for field in ("max_completion_tokens", "cache_salt", "deadline"):
+        assert f"<code>{field}</code>" in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/responses", "use POST /v1/chat/completions"),
+        ("/v1/responses/abc/cancel", "use POST /v1/chat/completions"),
+        ("/api/chat", "base URL that ends in /v1"), ("/api/tags", "Ollama"),
+        ("/v1/embeddings", "embedding"), ("/v1/rerank", "reranking"),
+        ("/v1/messages/count_tokens", "Anthropic"), ("/props", "llama.cpp"),
+        ("/sleep", "cannot sleep"), ("/healthz", "GET /health"), ("/invocations", "SageMaker"),
+        ("/chat/completions", "missing at the end of the client's base URL"),
+        ("/v1/v1/chat/completions", "has /v1 twice"), ("/v1/batches", "octavo run-batch"),
+    ],
+)  # fmt: skip
+def test_paths_of_other_servers_say_what_to_use(server, path, words):
+    for method in ("GET", "POST"):
+        reply = server.http.request(method, path)
+        assert reply.status_code == 404
+        assert reply.json()["error"]["code"] == "not_found"
+        assert words in reply.json()["error"]["message"]
+
+
+def test_no_path_that_is_served_is_said_not_to_be():
+    assert not [path for path in PATHS if unsupported.reason(path)]
+    assert unsupported.reason("/nowhere") is None
+    assert unsupported.reason("/" * 1000) is None
+
+
+def test_the_prefix_cache_is_reset_only_with_a_key(make_server, server):
+    reply = server.post("/reset_prefix_cache")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "api_key_required")
+    guarded = make_server({"api_key": ("k",)})
+    guarded.http.headers["Authorization"] = "Bearer k"
+    prompt = "the same " * 8 + guarded.say("AB")
+
+    def cached():
+        usage = guarded.complete(prompt)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached(), cached() > 0) == (0, True)
+    assert guarded.post("/reset_prefix_cache").status_code == 200
+    assert cached() == 0
+    del guarded.http.headers["Authorization"]
+    assert guarded.post("/reset_prefix_cache").status_code == 401
+
+
+def test_metrics_can_be_open_where_all_else_needs_a_key(make_server):
+    server = make_server({"api_key": ("k",), "metrics_without_key": True})
+    assert server.http.get("/metrics").status_code == 200
+    assert server.http.get("/version").status_code == 401
 
 
 def test_an_error_of_our_own_says_nothing_of_itself(server, monkeypatch, caplog):
@@ -63,7 +146,7 @@ def test_the_document_names_the_key_and_the_prefix(make_server):
     guarded = {
         path for path, ops in document["paths"].items() if "security" in ops[next(iter(ops))]
     }
-    assert set(document["paths"]) - guarded == {"/health"}
+    assert set(document["paths"]) - guarded == {"/health", "/ping"}
 
 
 def test_pages_of_other_origins_may_call_only_if_told_so(make_server, server):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo import vllm_names
 from octavo.errors import RequestError
 from octavo.params import RequestOutputKind
 from octavo.server import protocol
@@ -18,6 +19,7 @@ from octavo.server.protocol import (
     prompts,
     sampling_params,
 )
+from octavo.vllm_names import Kind, Status
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -161,6 +163,23 @@ def test_every_refused_field_is_refused_by_name_and_may_be_null(kind):
             parse(json.dumps({**good, name: value}).encode(), kind)
 
 
+def test_every_field_of_vllm_that_is_not_served_is_in_its_table_and_is_refused_with_the_reason():
+    for entry in vllm_names.entries(Kind.REQUEST):
+        for kind, good in ((CompletionBody, {"prompt": "x"}), (ChatBody, {"messages": HI})):
+            if entry.status is Status.REFUSED:
+                error = refused({**good, entry.name: {"some": "value"}}, kind)
+                assert entry.reason in str(error)
+                assert entry.use in str(error)
+            if entry.status is not Status.SUPPORTED and not entry.any_value:
+                for value in entry.taken:
+                    parse(json.dumps({**good, entry.name: value}).encode(), kind)
+    served = {n for kind in protocol._REFUSED for n in kind.__struct_fields__} | protocol.NO_OPS
+    ours = {"deadline"}
+    listed = {e.name for e in vllm_names.entries(Kind.REQUEST) if e.status is Status.SUPPORTED}
+    assert served - listed - ours - protocol.NO_OPS == set()
+    assert listed <= served
+
+
 def test_a_neutral_value_is_of_its_own_type():
     refused({"prompt": "x", "use_beam_search": 0})
 
@@ -173,6 +192,9 @@ NEUTRAL = [
     {"stream_interval": 1.0}, {"use_beam_search": False}, {"stop": []}, {"bad_words": []},
     {"vllm_xargs": {}}, {"prompt_cache_retention": "in_memory"}, {"top_k": 0}, {"priority": 0},
     {"return_hidden_states": False}, {"no_stop_trim": False}, {"lora_path": None},
+    {"spaces_between_special_tokens": True}, {"spaces_between_special_tokens": False},
+    {"suffix": None}, {"truncate_prompt_tokens": None}, {"reasoning_effort": None},
+    {"stream_options": None}, {"tools": []}, {"logprob_token_ids": []}, {"watermarking": False},
 ]  # fmt: skip
 NEUTRAL_CHAT = [
     {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": [], "tool_choice": "auto"},

@@ -15,9 +15,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo.log import get_logger
+from octavo.server import unsupported
 from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
-from octavo.server.document import docs_page, openapi_document
+from octavo.server.docs_page import docs_page
+from octavo.server.document import openapi_document
 from octavo.server.errors import HTTPError, fault_of, unavailable
 from octavo.server.generation import client_of
 from octavo.server.middleware import BodyLimit, KeyGuard, open_paths
@@ -26,6 +28,8 @@ from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Tok
 from octavo.server.replies import (
     ChatCompletion,
     Completion,
+    Links,
+    Load,
     Model,
     ModelList,
     Text,
@@ -51,11 +55,6 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
 )
 
 
-# As they are served; of a path with a parameter, the pattern.
-_OWN_PATHS = ("/docs", "/health", "/metrics", "/openapi.json", "/version")
-PATHS = (*_OWN_PATHS, *dict.fromkeys(path for _, path, *_ in _ROUTES))
-
-
 async def health(service: Service, request: Request) -> Response:
     """200 while the engine answers; 503 with the reason while it does not."""
     if reason := service.unavailable_reason():
@@ -67,19 +66,58 @@ async def version(service: Service, request: Request) -> Response:
     return json_response(Version(__version__))
 
 
+async def load(service: Service, request: Request) -> Response:
+    return json_response(Load(service.client.in_flight if service.ready else 0))
+
+
 async def metrics(service: Service, request: Request) -> Response:
     text = await asyncio.to_thread(service.metrics.text)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def root(service: Service, request: Request) -> Response:
+    """Where to go from the address alone."""
+    prefix = service.options.root_path
+    links = {name: prefix + path for name, path in _LINKS.items()}
+    return json_response(Links("octavo", __version__, **links))
+
+
+async def reset_prefix_cache(service: Service, request: Request) -> Response:
+    """Drop the cached prefixes; only for holders of a key, since it makes all others wait."""
+    if not service.options.api_key:
+        text = "POST /reset_prefix_cache is served only with an API key (--api-key)"
+        raise HTTPError(403, text, code="api_key_required")
+    if reason := service.unavailable_reason():
+        raise unavailable(reason, "unavailable")
+    if not await service.client.reset_prefix_cache():
+        text = "running requests hold cached blocks; try again when none is running"
+        raise HTTPError(409, text, code="in_use")
+    return Response(status_code=200)
+
+
+# Beside the API; probes may POST to /ping, as SageMaker's hosts may.
+_OWN_ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = (
+    ("GET", "/", root, None, Links),
+    ("GET", "/health", health, None, None),
+    ("GET", "/ping", health, None, None),
+    ("POST", "/ping", health, None, None),
+    ("GET", "/version", version, None, Version),
+    ("GET", "/load", load, None, Load),
+    ("GET", "/metrics", metrics, None, "text/plain"),
+    ("POST", "/reset_prefix_cache", reset_prefix_cache, None, None),
+)
+_PAGES = ("/docs", "/openapi.json")
+_LINKS = {
+    "models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions",
+    "docs": "/docs", "openapi": "/openapi.json", "health": "/health", "metrics": "/metrics",
+}  # fmt: skip
+# As they are served; of a path with a parameter, the pattern.
+PATHS = tuple(dict.fromkeys([*(path for _, path, *_ in (*_OWN_ROUTES, *_ROUTES)), *_PAGES]))
+
+
 def create_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, whose engine may still be loading."""
-    described = [
-        *_ROUTES,
-        ("GET", "/health", health, None, None),
-        ("GET", "/version", version, None, Version),
-        ("GET", "/metrics", metrics, None, "text/plain"),
-    ]
+    described = [*_ROUTES, *_OWN_ROUTES]
     document = openapi_document(
         [(method, path, body, reply) for method, path, _, body, reply in described],
         service.options,
@@ -88,7 +126,7 @@ def create_app(service: Service) -> ASGIApp:
     routes += [
         _route("HEAD", "/health", health, service),
         Route("/openapi.json", _constant(to_json(document), "application/json")),
-        Route("/docs", _constant(docs_page(service.options.root_path), "text/html")),
+        Route("/docs", _constant(docs_page(document), "text/html")),
     ]
     handlers = {HTTPException: _framework_error, Exception: _unexpected_error}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -146,6 +184,10 @@ async def _framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    if error.status_code == 404:
+        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+        if why := unsupported.reason(path):
+            text = f"{request.method} {path[:200]}: {why}"
     return _error_response(HTTPError(error.status_code, text, code=code, headers=error.headers))
 
 

@@ -4,7 +4,6 @@ Beside a struct's own fields it names those that are accepted without effect, an
 object with any other field is refused, as the document says.
 """
 
-import html
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,31 +13,6 @@ from octavo.server.middleware import open_paths
 from octavo.server.options import ServerConfig
 from octavo.server.protocol import without_effect
 from octavo.version import __version__
-
-_DOCS_PAGE = """<!DOCTYPE html>
-<html>
-<head>
-<meta name="viewport" content="width=device-width, initial-scale=1.0">
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
-<title>Octavo - Swagger UI</title>
-</head>
-<body>
-<div id="swagger-ui" data-document="DOCUMENT"></div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>
-SwaggerUIBundle({
-  url: document.getElementById("swagger-ui").dataset.document,
-  dom_id: "#swagger-ui",
-  layout: "BaseLayout",
-  deepLinking: true,
-  showExtensions: true,
-  showCommonExtensions: true,
-  presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
-})
-</script>
-</body>
-</html>
-"""
 
 # method, path, body, reply (or its media type)
 Described = tuple[str, str, type | None, type | str | None]
@@ -87,11 +61,6 @@ def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def docs_page(root_path: str) -> str:
-    """A page on which a browser shows the document. Its viewer comes from a public CDN."""
-    return _DOCS_PAGE.replace("DOCUMENT", html.escape(f"{root_path}/openapi.json"))
 
 
 def _operation(

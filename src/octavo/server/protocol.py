@@ -15,8 +15,10 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 
+from octavo import vllm_names
 from octavo.errors import RequestError, RequestTypeError, nearest
 from octavo.params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
+from octavo.vllm_names import Kind, Status
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as far as the window has room
 
@@ -36,52 +38,30 @@ def _never(names: str) -> NeutralValues:
     return dict.fromkeys(names.split(), ())
 
 
+# vLLM's are in its table, which says also why they are refused; the others are those of OpenAI and
+# of other servers.
 _UNSUPPORTED: NeutralValues = {
-    **_never(
-        "structured_outputs guided_json guided_regex guided_choice guided_grammar "
-        "guided_decoding_backend guided_whitespace_pattern truncate_prompt_tokens "
-        "truncation_side session_id repetition_detection thinking_token_budget "
-        "regex ebnf json_schema lora_path custom_logit_processor custom_params"
-    ),
-    "best_of": (1,),  # and n: see _SAME_AS
-    "early_stopping": (False,),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1,),
-    "logprob_token_ids": ([],),
+    **{
+        entry.name: entry.taken
+        for entry in vllm_names.entries(Kind.REQUEST)
+        if entry.status in (Status.NO_EFFECT, Status.REFUSED) and entry.name not in NO_OPS
+    },
+    **_never("regex ebnf json_schema lora_path custom_logit_processor custom_params"),
     "no_stop_trim": (False,),
     "prompt_cache_retention": ("in_memory", "in-memory"),
-    "response_format": ({"type": "text"},),
     "return_hidden_states": (False,),
-    "return_prompt_text": (False,),
     "return_routed_experts": (False,),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-}
-_UNSUPPORTED_COMPLETION: NeutralValues = {
-    **_UNSUPPORTED,
-    "prompt_embeds": ([],),
-    "suffix": ("",),
 }
 # Tools that are given are refused by `tools`, so that how to choose among none asks for nothing.
 _UNSUPPORTED_CHAT: NeutralValues = {
     **_UNSUPPORTED,
-    **_never("chat_template audio moderation prediction web_search_options"),
+    **_never("audio moderation prediction web_search_options"),
     "add_special_tokens": (False,),
-    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True,),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "reasoning_effort": ("none",),
     "separate_reasoning": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
 }
 # Clients send an assistant's message back as they received it, unused fields included.
@@ -188,9 +168,9 @@ class DetokenizeBody(_Body, kw_only=True):
 
 
 _REFUSED: dict[type[_Body], NeutralValues] = {
-    CompletionBody: _UNSUPPORTED_COMPLETION,
+    CompletionBody: _UNSUPPORTED,
     ChatBody: _UNSUPPORTED_CHAT,
-    TokenizeBody: {**_never("chat_template"), "tools": ([],)},
+    TokenizeBody: {name: _UNSUPPORTED[name] for name in ("chat_template", "tools")},
     DetokenizeBody: {},
 }
 
@@ -299,11 +279,17 @@ def _kept(
             kept[name] = value
         elif name in refused:
             if value is not None and not _neutral(name, value, refused[name], fields):
-                raise RequestError(f"{where}{name} is not supported by this server", where + name)
+                raise RequestError(_unsupported(name, where), where + name)
         elif name not in NO_OPS or where:
             hint = nearest(name[:60], known)
             raise RequestError(f"unknown field {where}{name[:60]!r}{hint}", where + name[:60])
     return kept
+
+
+def _unsupported(name: str, where: str) -> str:
+    entry = None if where else vllm_names.find(Kind.REQUEST, name)
+    why = f": {entry.refusal()}" if entry and entry.reason else ""
+    return f"{where}{name} is not supported by this server{why}"
 
 
 def _message(item: object, index: int) -> object:

@@ -141,5 +141,25 @@ class Text(msgspec.Struct):
     prompt: str
 
 
+class Links(msgspec.Struct):
+    """`GET /`: what this is, and where to go."""
+
+    name: str
+    version: str
+    models: str
+    chat: str
+    completions: str
+    docs: str
+    openapi: str
+    health: str
+    metrics: str
+
+
+class Load(msgspec.Struct):
+    """`GET /load`: requests in progress."""
+
+    server_load: int
+
+
 class Version(msgspec.Struct):
     version: str
