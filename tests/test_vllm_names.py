@@ -1,23 +1,26 @@
 """The table of vLLM's names: complete, and true of what the code does with each name."""
 
 import importlib
+import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import octavo
-from octavo import vllm_names
+from octavo import LLM, TokensPrompt, vllm_names
 from octavo.cli import serve
 from octavo.cli.arguments import Parser, engine_options
 from octavo.cli.main import command_parser
 from octavo.config import EngineConfig, flag_name
-from octavo.errors import ConfigError, RequestError
+from octavo.engine.fake import FakeRunner
+from octavo.errors import ConfigError, RequestError, RequestTypeError
 from octavo.params import SamplingParams
 from octavo.server.options import ServerConfig
+from octavo.text.tokenizer import load_tokenizer
 from octavo.vllm_names import Entry, Kind, Status
 
 SNAPSHOT = Path(__file__).parent / "vllm_names.txt"
@@ -320,3 +323,64 @@ def test_what_vllm_has_not_either_is_an_ordinary_error() -> None:
         importing("Nothing")
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         importing("sampling_params.Nothing")
+
+
+# --- LLM ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path) -> LLM:
+    """An LLM without weights, whose model has 259 ids."""
+    tokenizer = load_tokenizer(tiny_folder)
+    runner = FakeRunner()
+    runner.limits = replace(runner.limits, vocab_size=tokenizer.vocab_size)
+    return LLM.over(runner, tokenizer, EngineConfig())
+
+
+def test_methods_are_there_or_say_why_not(llm: LLM) -> None:
+    for entry in of(Kind.METHOD, Status.SUPPORTED):
+        assert callable(getattr(llm, entry.name))
+    for entry in of(Kind.METHOD, Status.RENAMED):
+        assert getattr(llm, entry.name) is getattr(llm, entry.ours)
+    for entry in of(Kind.METHOD, Status.REFUSED):
+        assert not hasattr(llm, entry.name)
+        with pytest.raises(AttributeError) as caught:
+            getattr(llm, entry.name)
+        assert entry.refusal() in str(caught.value)
+    with pytest.raises(AttributeError, match="LLM has no 'nothing'"):
+        llm.nothing  # noqa: B018
+
+
+def test_arguments_without_effect_are_taken_and_others_refused(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    for entry in of(Kind.ARGUMENT, Status.NO_EFFECT, Status.REFUSED):
+        for value in (None, *entry.taken):
+            assert llm.generate("a", params, use_tqdm=False, **{entry.name: value})
+            assert llm.reset_prefix_cache(**{entry.name: value})
+        with pytest.raises(RequestError) as caught:
+            llm.chat([{"role": "user", "content": "a"}], params, **{entry.name: ODD})
+        assert entry.refusal() in str(caught.value)
+    signature = inspect.signature(LLM.generate).parameters | inspect.signature(LLM.chat).parameters
+    for entry in of(Kind.ARGUMENT, Status.SUPPORTED):
+        assert entry.name in signature
+    with pytest.raises(RequestTypeError, match="generate has no argument 'tools'"):
+        llm.generate("a", tools=None)
+    with pytest.raises(RequestTypeError, match="generate has no argument 'max_tokens'"):
+        llm.generate("a", max_tokens=5)
+
+
+def test_keys_of_a_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    for entry in of(Kind.PROMPT, Status.REFUSED):
+        for value in (None, *entry.taken):
+            assert llm.generate({"prompt": "a", entry.name: value}, params, use_tqdm=False)
+        with pytest.raises(RequestError) as caught:
+            llm.generate({"prompt": "a", entry.name: ODD}, params)
+        assert entry.refusal() in str(caught.value)
+    long = list(range(64))
+    for salt, cached in (("x", 0), ("x", 63), ("y", 0)):
+        prompt = TokensPrompt(prompt_token_ids=long, cache_salt=salt)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.num_cached_tokens == cached
+    with pytest.raises(RequestTypeError, match="cache_salt must be a string"):
+        llm.generate({"prompt": "a", "cache_salt": 5}, params)

@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR, EngineClient, merge
 from octavo.engine.messages import Stats
-from octavo.engine.requests import Messages, Prompt, Prompted, RequestMaker
+from octavo.engine.requests import (
+    Messages,
+    Prompt,
+    Prompted,
+    RequestMaker,
+    check_arguments,
+)
 from octavo.engine.stats import EngineStats
 from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
@@ -97,6 +103,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        **vllm_arguments: object,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt; yields outputs as `sampling_params.output_kind` says.
 
@@ -104,7 +111,9 @@ class AsyncLLM:
         outputs that it missed as one. Leaving the loop, or cancelling the task, aborts the request
         and frees its memory. `request_id` must differ from those in flight; None makes one.
         Raises RequestError naming the problem, EngineError when the engine fails.
+        `vllm_arguments`: those of vLLM's that ask for nothing, such as `lora_request=None`.
         """
+        check_arguments("generate", vllm_arguments)
         self._check_usable()
         params = self._requests.default_params() if sampling_params is None else sampling_params
         name = self._request_id(request_id)

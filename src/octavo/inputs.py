@@ -7,17 +7,23 @@ from typing import Any, TypeAlias, TypedDict
 __path__ = ()
 
 
-class TextPrompt(TypedDict):
-    """A prompt as text."""
+class _Options(TypedDict, total=False):
+    cache_salt: str
 
+
+class _Text(TypedDict):
     prompt: str
 
 
-class _TokensPrompt(TypedDict):
+class _Tokens(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-class TokensPrompt(_TokensPrompt, total=False):
+class TextPrompt(_Text, _Options):
+    """A prompt as text. Only prompts with equal `cache_salt` share cached prefixes."""
+
+
+class TokensPrompt(_Tokens, _Options, total=False):
     """A prompt as token ids; `prompt` is the text to show for it."""
 
     prompt: str

@@ -5,11 +5,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from octavo.config import EngineConfig
+from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
 from octavo.core.policy import Policy, create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
@@ -20,22 +21,24 @@ from octavo.engine.requests import (
     Prompt,
     Prompted,
     RequestMaker,
+    check_arguments,
     is_conversation,
     prompt_list,
     spread,
 )
 from octavo.engine.sharing import SharedSteps
-from octavo.errors import EngineError, RequestError
+from octavo.errors import ConfigError, EngineError, RequestError
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.vllm_names import Kind, find
 
 logger = get_logger(__name__)
 
-OFFLINE_FIFO = "fifo,max_stretch=none"
+OFFLINE_FIFO = OFFLINE_SCHEDULER
 
 
 class LLM:
@@ -57,6 +60,11 @@ class LLM:
     def __init__(
         self, model: str = "smollm2", *, scheduler: str | Policy = OFFLINE_FIFO, **options: Any
     ) -> None:
+        options = in_our_names(EngineConfig, options)
+        if (named := options.pop("scheduler", None)) is not None:
+            if scheduler != OFFLINE_FIFO:
+                raise ConfigError("scheduling_policy is vLLM's name of scheduler; give one of them")
+            scheduler = str(named)
         name = scheduler if isinstance(scheduler, str) else "custom"
         config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
         policy = create_policy(scheduler)
@@ -66,6 +74,18 @@ class LLM:
         source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
         tokenizer = load_tokenizer(source)
         self._setup(config, policy, create_executor(config), tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        """The LLM of an `EngineArgs`."""
+        return cls(**{item.name: getattr(engine_args, item.name) for item in fields(EngineConfig)})
+
+    if not TYPE_CHECKING:  # a checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            entry = find(Kind.METHOD, name)
+            reason = f": {entry.refusal()}" if entry is not None else ""
+            raise AttributeError(f"LLM has no {name!r}{reason}", name=name, obj=self)
 
     @classmethod
     def over(
@@ -104,6 +124,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
         deadline: float | Sequence[float | None] | None = None,
+        **vllm_arguments: object,
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs come in the order of the prompts.
 
@@ -112,7 +133,9 @@ class LLM:
         None takes the model's own defaults. `priority` (lower is earlier) and `deadline` (seconds
         from now) are for schedulers that support them. Every prompt is checked before any is
         computed. Raises RequestError (RequestTypeError for a wrong type) naming the problem.
+        `vllm_arguments`: those of vLLM's that ask for nothing, such as `lora_request=None`.
         """
+        check_arguments("generate", vllm_arguments)
         requests = self._admit(
             prompt_list(prompts), sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
         )
@@ -131,6 +154,7 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **vllm_arguments: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
 
@@ -140,6 +164,7 @@ class LLM:
         assistant's turn, which is the default unless the final message is continued. Raises
         RequestError.
         """
+        check_arguments("chat", vllm_arguments)
         conversations = [messages] if is_conversation(messages) or not messages else messages
         prompts = [
             self._requests.render(
@@ -184,11 +209,17 @@ class LLM:
         )
         return self._stream(request)
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, **vllm_arguments: object) -> bool:
         """Drop the cached prefixes. False if running requests still hold some."""
+        check_arguments("reset_prefix_cache", vllm_arguments)
         self._check_usable()
         with self._steps.exclusive():
             return self.engine.reset_prefix_cache()
+
+    @property
+    def llm_engine(self) -> Engine:
+        """vLLM's name of `engine`."""
+        return self.engine
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer

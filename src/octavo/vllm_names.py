@@ -25,6 +25,7 @@ class Kind(str, Enum):
     REQUEST = "request field"
     METHOD = "method of LLM"
     ARGUMENT = "argument of LLM's methods"
+    PROMPT = "key of a prompt"
     IMPORT = "import"
 
 
@@ -544,9 +545,23 @@ _ARGUMENTS = [
     *_refused(A, _PROMPTS, prompt_embeds=None),
     *_refused(A, Why("blocks that running requests hold stay", "call it when nothing runs"),
               reset_running_requests=False, reset_connector=False),
+    *_refused(A, _TRACE, trace_headers=None),
+    *_refused(A, _PARALLEL, data_parallel_rank=None),
+    *_refused(A, _REASONING, reasoning_ended=False, reasoning_parser_kwargs={}),
 ]
 
 _HELPERS = Why("vLLM's helper functions are its own", "use Python's or write it")
+
+K = Kind.PROMPT
+_PROMPT_KEYS = [
+    *_supported(K, "prompt prompt_token_ids cache_salt"),
+    *_refused(K, _MEDIA, multi_modal_data={}, multi_modal_uuids={}, mm_processor_kwargs={},
+              media_io_kwargs={}),
+    *_refused(K, _PROMPTS, prompt_embeds=None, prompt_is_token_ids=None, encoder_prompt=None,
+              decoder_prompt=None, data=None, data_format=None),
+    *_refused(K, Why("tokens have no types or offsets here", "leave it out"), token_type_ids=[],
+              prompt_token_offsets=None),
+]
 
 # Dotted names below `vllm`. A refused one stands for all that is below it.
 _IMPORTS = [
@@ -646,6 +661,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_REQUEST,
     *_METHODS,
     *_ARGUMENTS,
+    *_PROMPT_KEYS,
     *_IMPORTS,
 )
 _BY_NAME: Mapping[tuple[Kind, str], Entry] = MappingProxyType(
@@ -679,15 +695,3 @@ def refused_import(path: str) -> str | None:
                 return None
             return f"vllm.{path} has no counterpart in octavo: {entry.refusal()}"
     return None
-
-
-def check_asks_for_nothing(
-    kind: Kind, options: Mapping[str, object], error: type[Exception], where: str = ""
-) -> None:
-    """Raise `error` for a name of vLLM's that asks for what there is not, or for an unknown one."""
-    for name, value in options.items():
-        entry = find(kind, name)
-        if entry is None:
-            raise error(f"{where}unknown argument {name!r}")
-        if not entry.asks_for_nothing(value):
-            raise error(f"{where}{name} is not supported: {entry.refusal()}")

@@ -11,10 +11,11 @@ from octavo.config import EngineConfig
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit, deadline_at
 from octavo.engine.capabilities import EngineCapabilities
-from octavo.errors import RequestError, RequestTypeError
+from octavo.errors import RequestError, RequestTypeError, shown
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.chat import encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids
+from octavo.vllm_names import Kind, Status, find
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -25,6 +26,19 @@ class Prompted(NamedTuple):
 
     submission: Submission
     text: str | None
+
+
+def check_arguments(method: str, given: Mapping[str, object]) -> None:
+    """Check arguments that only vLLM's `method` has: they may ask for nothing.
+
+    Raises RequestTypeError for an unknown one, RequestError for what is not supported.
+    """
+    for name, value in given.items():
+        entry = find(Kind.ARGUMENT, name)
+        if entry is None or entry.status is Status.SUPPORTED:
+            raise RequestTypeError(f"{method} has no argument {name!r}", name)
+        if not entry.asks_for_nothing(value):
+            raise RequestError(f"{name} is not supported: {entry.refusal()}", name)
 
 
 class RequestMaker:
@@ -87,6 +101,7 @@ class RequestMaker:
             words,
             priority=priority,
             deadline=deadline_at(deadline, self._clock()),
+            cache_salt=_salt(prompt),
         )
         return Prompted(admit(submission, self._capabilities), text)
 
@@ -94,12 +109,7 @@ class RequestMaker:
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError(
-                    f"a prompt dict has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}",
-                    "prompt",
-                )
+            _check_keys(prompt)
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), _token_list(prompt["prompt_token_ids"])
             return self._tokens(_text(prompt["prompt"]))
@@ -139,6 +149,29 @@ def spread(name: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts", name)
     return list(value)
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    for key, value in prompt.items():
+        entry = find(Kind.PROMPT, key)
+        if entry is not None and entry.status is Status.REFUSED:
+            if not entry.asks_for_nothing(value):
+                raise RequestError(f"{key} in a prompt: {entry.refusal()}", key)
+        elif entry is None:
+            raise RequestError(
+                f"a prompt dict has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", "prompt"
+            )
+    if not prompt.keys() & {"prompt", "prompt_token_ids"}:
+        raise RequestError(
+            f"a prompt dict has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", "prompt"
+        )
+
+
+def _salt(prompt: Prompt) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestTypeError(f"cache_salt must be a string, not {shown(salt)}", "cache_salt")
+    return salt
 
 
 def _text(value: object) -> str:
