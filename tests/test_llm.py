@@ -833,6 +833,13 @@ def test_a_fork_is_told_at_once(tiny):
     assert len(list(stream)) == 7
 
 
+def test_a_load_in_a_script_writes_no_bar_to_its_log(tiny_folder, capsys):
+    load(tiny_folder, load_progress=True).close()
+    shown = capsys.readouterr().err
+    assert "\r" not in shown
+    assert len(shown.splitlines()) <= 8, "two lines for each phase that takes long"
+
+
 def test_metrics_are_times_of_the_wall_in_order(tiny):
     before = time.time()
     (output,) = tiny.generate("hello", SamplingParams(max_tokens=3, logprobs=1), use_tqdm=False)

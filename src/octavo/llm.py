@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from octavo import progress
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
 from octavo.core.policy import Policy, create_policy
 from octavo.engine.engine import Engine
@@ -69,11 +70,13 @@ class LLM:
         config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
         policy = create_policy(scheduler)
         check_options(config)
-        check_names(config)
-        # Before the weights, so that what is wrong with it shows at once.
-        source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
-        tokenizer = load_tokenizer(source)
-        self._setup(config, policy, create_executor(config), tokenizer)
+        with progress.shown(config.load_progress):
+            with progress.phase(f"opening {config.model}"):
+                check_names(config)
+                # Before the weights, so that what is wrong with it shows at once.
+                source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
+                tokenizer = load_tokenizer(source)
+            self._setup(config, policy, create_executor(config), tokenizer)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":

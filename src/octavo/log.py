@@ -15,7 +15,7 @@ import re
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from octavo.errors import ConfigError
 
@@ -115,6 +115,11 @@ def _from_environment(name: str, known: tuple[str, ...]) -> str | None:
     if value and value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
     return value or None
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal on which a line can be written over (TERM=dumb cannot)."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def cache_dir() -> Path:

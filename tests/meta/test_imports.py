@@ -33,7 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "sequence",
         "logger",
     ),
-    ("checkpoint", "utils"),
+    ("checkpoint", "progress", "utils"),
     ("core", "kernels", "dist", "text"),
     ("quant", "attention", "schedulers"),
     ("layers",),

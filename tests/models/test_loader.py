@@ -1,6 +1,5 @@
 """Loading is strict both ways, and gives the values that the checkpoint holds."""
 
-import io
 import json
 import logging
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models import toys
-from tqdm import tqdm
 
 import kit
+from octavo import progress
 from octavo.checkpoint.gguf import FORMATS
 from octavo.errors import CheckpointError, ConfigError, NotEnoughMemoryError
 from octavo.models.decoder import Decoder
@@ -218,17 +217,14 @@ def test_mdl_15_a_config_that_is_no_json(folder: Path) -> None:
 
 
 def test_progress_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[Any] = []
-
-    def bar(**options: Any) -> Any:
-        bars.append(tqdm(file=io.StringIO(), **{**options, "delay": 0}))
-        return bars[0]
-
-    monkeypatch.setattr("octavo.models.weights.tqdm", bar)
-    toys.load(folder, load_progress=True)
+    phases: list[progress.Phase] = []
+    during = progress.during
+    monkeypatch.setattr(progress, "during", lambda phase: phases.append(phase) or during(phase))
+    toys.load(folder)
     held = load_file(folder / "model.safetensors").values()
-    assert bars[0].n == bars[0].total == sum(t.numel() * t.element_size() for t in held)
-    assert "loading weights" in bars[0].fp.getvalue()
+    (phase,) = phases
+    assert phase.done == phase.total == sum(t.numel() * t.element_size() for t in held)
+    assert phase.name == "reading weights"
 
 
 def test_options_that_no_model_can_have(folder: Path) -> None:

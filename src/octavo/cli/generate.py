@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from octavo import progress
 from octavo.cli.arguments import (
     Parser,
     add_engine_flags,
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
                 stream_answer(llm, encoded, base, out)
             return 0
         bar = sys.stderr.isatty() and len(items) > 1
-        outputs = llm.generate(inputs, params, use_tqdm=bar)
+        with progress.shown(not bar), progress.phase("answering"):
+            outputs = llm.generate(inputs, params, use_tqdm=bar)
         for item, output in zip(items, outputs, strict=True):
             if as_json:
                 _show_json(item, output, out)

@@ -1,10 +1,10 @@
 """The engine of a command: its options and its prompts are checked, and only then it is loaded."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import EngineConfig
+from octavo import progress
+from octavo.config import OFFLINE_SCHEDULER, EngineConfig
 from octavo.core.policy import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit
@@ -27,16 +27,15 @@ class Preparation:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        check_options(EngineConfig.from_options(options))  # told before torch is imported
-        from octavo.llm import OFFLINE_FIFO
-
-        progress = {"load_progress": sys.stderr.isatty()}
-        self.config = EngineConfig.from_options({"scheduler": OFFLINE_FIFO, **progress, **options})
-        check_names(self.config)
-        config, self._policy = self.config, create_policy(self.config.scheduler)
-        self.capabilities = outlook(config, self._policy)
-        source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
-        self._tokenizer = load_tokenizer(source)
+        config = EngineConfig.from_options(options)
+        check_options(config)  # told before torch is imported
+        with progress.shown(config.load_progress), progress.phase(f"opening {config.model}"):
+            self.config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **options})
+            check_names(self.config)
+            self._policy = create_policy(self.config.scheduler)
+            self.capabilities = outlook(self.config, self._policy)
+            source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
+            self._tokenizer = load_tokenizer(source)
         given = config.chat_template
         self._template = read_chat_template(given) if given else None
 
@@ -65,5 +64,6 @@ class Preparation:
         from octavo.engine.executor import create_executor
         from octavo.llm import LLM
 
-        executor = create_executor(self.config)
+        with progress.shown(self.config.load_progress):
+            executor = create_executor(self.config)
         return LLM.over(executor, self._tokenizer, self.config, self._policy)

@@ -1,7 +1,6 @@
 """`octavo serve`: an OpenAI-compatible server."""
 
 import argparse
-import sys
 from dataclasses import fields
 from typing import Any
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
     configure(options.log_level, form=options.log_format, usual="text")
     check_tls(options)
     asked = {"model": model, **engine_options(args, ("model", *_SERVER_NAMES))}
-    config = EngineConfig.from_options({"load_progress": sys.stderr.isatty(), **asked})
+    config = EngineConfig.from_options(asked)
     with open_listener(options) as listener:
         # Imported late: a wrong flag or a port in use is reported without the web framework.
         from octavo.server.run import serve

@@ -6,6 +6,7 @@ and server can be tested without weights (`engine.fake`).
 
 from typing import Protocol
 
+from octavo import progress
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits, StepPlan, StepResult
 from octavo.engine.preflight import check_names, check_options
@@ -32,8 +33,9 @@ class Executor(Protocol):
 def create_executor(config: EngineConfig) -> Executor:
     """Load the model where `config` says. Raises ConfigError when it cannot be set up."""
     check_options(config)
-    check_names(config)
-    # Imported late: the rest of this module works without torch.
-    from octavo.runner.model_runner import ModelRunner
+    with progress.phase(f"opening {config.model}"):
+        check_names(config)
+        # Imported late: the rest of this module works without torch.
+        from octavo.runner.model_runner import ModelRunner
 
     return ModelRunner(config)

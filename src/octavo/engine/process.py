@@ -18,6 +18,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
+from octavo import progress
 from octavo.config import EngineConfig
 from octavo.core.policy import create_policy
 from octavo.engine.engine import Engine
@@ -164,7 +165,9 @@ def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threadi
 def _load(launch: Launch) -> Engine:
     policy = create_policy(launch.config.scheduler)  # a mistake in it shows before the load
     module, _, name = launch.executor.partition(":")
-    executor: Executor = getattr(import_module(module), name)(launch.config)
+    # On a terminal the bar moves; elsewhere its lines are the log's.
+    with progress.shown(launch.config.load_progress, logger.info):
+        executor: Executor = getattr(import_module(module), name)(launch.config)
     # The web process bounds the queue; it answers 503 before anything is sent here.
     config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
     return Engine(config, executor, policy)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from octavo import log
+from octavo import log, progress
 from octavo.checkpoint.base import Checkpoint, Container, name_list
 from octavo.checkpoint.registry import container_of, containers, open_checkpoint
 from octavo.errors import CheckpointError, ModelNotFoundError, brief, nearest, shown
@@ -324,7 +324,8 @@ def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        with progress.phase(f"fetching files of {model}"):
+            return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise ModelNotFoundError(
             f"model {model!r}: no such folder here, not in the download cache, and Hugging Face "

@@ -92,7 +92,6 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
     products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,
-        config.load_progress,
     )  # fmt: skip
     with weights.progress():
         model: Decoder = architecture(

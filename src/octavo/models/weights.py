@@ -8,12 +8,12 @@ how a quantized product is stored, `quant`.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from octavo import progress
 from octavo.checkpoint.base import Checkpoint, Naming, StoredTensor, name_list
 from octavo.errors import CheckpointError, shown
 from octavo.log import get_logger
@@ -60,7 +60,6 @@ class Weights:
         device: str,
         dtype: torch.dtype,
         decoder: BlockDecoder | None = None,
-        show_progress: bool = False,
     ) -> None:
         """device: torch's name of it; decoder: the device's own of blocks, tried first."""
         stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
@@ -72,8 +71,7 @@ class Weights:
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
         self._leave_out_zeros()
         self._device, self._dtype, self._decoder = device, dtype, decoder
-        self._show_progress = show_progress
-        self._bar: Any = None
+        self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
         self._check()
 
     def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -95,14 +93,12 @@ class Weights:
             return self._stacked([self._as_stored(name) for name in names])
         return self.take(*names).flatten(0, -2)
 
-    def progress(self) -> Any:
-        """The progress bar, in bytes of the files; closed at the end of a `with`."""
-        total = sum(source.tensor.num_bytes for source in self._sources.values())
-        self._bar = tqdm(
-            total=total, unit="B", unit_scale=True, desc="loading weights", leave=False,
-            disable=not self._show_progress, delay=0.5,
-        )  # fmt: skip
-        return self._bar
+    def progress(self) -> AbstractContextManager[progress.Phase]:
+        """The reading as a phase, in bytes of the files."""
+        return progress.during(self._phase)
+
+    def _num_bytes(self) -> int:
+        return sum(source.tensor.num_bytes for source in self._sources.values())
 
     def _as_stored(self, name: str) -> torch.Tensor | Codes:
         """One product's weight [N, K] in the form closest to the stored one."""
@@ -159,8 +155,7 @@ class Weights:
         self._advance(source)
 
     def _advance(self, source: Source) -> None:
-        if self._bar is not None:
-            self._bar.update(source.tensor.num_bytes)
+        self._phase.advance(source.tensor.num_bytes)
 
     def _quantized_parts(self, products: frozenset[str]) -> dict[str, Mapping[str, StoredPart]]:
         """The parts of each product that is stored in the checkpoint's quantization."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from octavo import progress
 from octavo.attention.base import AttentionBackend
 from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
@@ -61,12 +62,15 @@ class ModelRunner:
         self._block_bytes = self.layout.block_bytes
         if self.layout.groups == (FULL,) and any(spec.window for spec in specs):
             logger.info("layers with a window cache all keys: the KV of layers differs in shape")
-        budget, terms = self._kv_budget()
+        with progress.phase("running a step to measure its memory"):
+            budget, terms = self._kv_budget()
         self.limits = self._limits(budget, terms)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
-        self.captured = self._capture()
-        self.device.warm_up()
+        with progress.phase("capturing steps"):
+            self.captured = self._capture()
+        with progress.phase("preparing to draw tokens"):
+            self.device.warm_up()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo.config import EngineConfig
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.cpu import (
+    abi,
     fused_call,
     gguf_call,
     graph,
@@ -20,12 +21,21 @@ from octavo.kernels.cpu import (
     sampling_call,
     target,
 )
-from octavo.kernels.cpu.kernel import Kernel
+from octavo.kernels.cpu.kernel import Kernel, kernel
 from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
 from octavo.kernels.cpu.quantize import INT4, INT8
 from octavo.kernels.dispatch import Ops, reference_ops
 from octavo.kernels.sampling import Items, Logprobs
+
+# Types by the names that options have for them; without "auto", which is another one's.
+_TYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 
 
 class CpuDevice:
@@ -39,17 +49,25 @@ class CpuDevice:
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages
+        self._dtype, self._kv_dtype = config.dtype, config.kv_cache_dtype
         openmp.check_fork()
         openmp.limit_threads()
 
     def start(self) -> None:
-        """Compile the kernels needed last in a process beside this one."""
-        Kernel.compile_ahead([*sampling_call.kernels(), graph.program()])
+        """Compile kernels in processes beside this one.
+
+        First attention, which takes as long as all that is needed before it, then those needed
+        last; and with cores to spare what any model needs.
+        """
+        dtype = _TYPES.get(self._dtype, self.default_dtype())
+        attention = fused_call.attention_kind(dtype, _TYPES.get(self._kv_dtype, dtype))
+        last = [*sampling_call.kernels(), graph.program()]
+        Kernel.compile_ahead([kernel(abi.ATTENTION, attention), *last], fused_call.usual(dtype))
 
     def warm_up(self) -> None:
         """Load the sampling kernels; all others have served the step that measured memory."""
-        for kernel in sampling_call.kernels():
-            kernel.load()
+        for wanted in sampling_call.kernels():
+            wanted.load()
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the processor multiplies it in hardware, else float32."""

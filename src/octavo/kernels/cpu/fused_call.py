@@ -30,6 +30,13 @@ def _share(rows: int, values: int) -> tuple[int, int]:
     return threads, max(1, rows // (threads * 4)) if threads > 1 else rows
 
 
+def usual(dtype: torch.dtype) -> list[Kernel]:
+    """What almost every model in `dtype` calls, in the order of a step."""
+    name = FLOAT_NAMES[dtype]
+    declared = ((abi.RMS_NORM, name), (abi.ROPE_WRITE, name), (abi.ACTIVATION, f"silu-{name}"))
+    return [kernel(arguments, variant) for arguments, variant in declared]
+
+
 class CpuOps:
     """The fused kernels of one dtype."""
 

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,14 @@ from typing import Any, cast
 
 import torch
 
+from octavo import progress
 from octavo.kernels.cpu import object_cache, openmp
 from octavo.kernels.cpu.arguments import Address, Arguments
 from octavo.kernels.cpu.pool import Pool
 from octavo.processes import module_command
 
 _PACKAGE = "octavo.kernels.cpu"
+COMPILING = "compiling kernels (once per machine)"
 
 
 class Recording:
@@ -82,6 +84,7 @@ class Kernel:
         self._lock = threading.Lock()
         self._address = Address(0)
         self._direct: Any = None
+        self._expected = False
         self._compiler: subprocess.Popen[bytes] | None = None  # another process compiles it
 
     def run(self, arguments: bytes, threads: int = 1) -> None:
@@ -110,32 +113,56 @@ class Kernel:
             if self._address:
                 return
             code = self._cached()
-            if code is None and self._compiler:
-                self._compiler.wait()
-                code = self._cached()
             if code is None:
-                code = self._compile()
-                object_cache.store(self._file, code)
+                self._expect()
+                with progress.item(COMPILING, self._name):
+                    code = self._made()
+            elif self._compiler:
+                progress.count(COMPILING)
             address = object_cache.link(code, self._name)
             self._direct = openmp.Function(address)
             self._address = address
 
-    @staticmethod
-    def compile_ahead(kernels: "Iterable[Kernel]") -> None:
-        """Have another process compile those that are not in the cache.
+    def _expect(self) -> None:
+        """Count it once among those to compile."""
+        if not self._expected:
+            self._expected = True
+            progress.expect(COMPILING, 1)
 
-        A call that needs one of them meanwhile waits for it. Does nothing with one core, where it
-        would not help, or without a writable cache, through which the result is passed.
+    def _made(self) -> bytes:
+        """Its object code from the process that compiles it, or compiled here."""
+        if self._compiler:
+            self._compiler.wait()
+            if (code := self._cached()) is not None:
+                return code
+        code = self._compile()
+        object_cache.store(self._file, code)
+        return code
+
+    @staticmethod
+    def compile_ahead(first: "Sequence[Kernel]", others: "Sequence[Kernel]" = ()) -> None:
+        """Have other processes compile those that are not in the cache, each in its order.
+
+        first: by one process, with two cores or more. others: by a second one, with three or more;
+        else each when it is called. A call that needs one meanwhile waits for it. Nothing is
+        started without a writable cache, through which the results are passed.
         """
-        wanted = [k for k in kernels if not k._address and k._cached() is None]
-        if not wanted or openmp.threads() < 2 or not object_cache.is_writable():
+        wanted = [
+            [kernel for kernel in kernels if not kernel._address and kernel._cached() is None]
+            for kernels in (first, others)
+        ]
+        for kernel in (*wanted[0], *wanted[1]):
+            kernel._expect()
+        spare = openmp.threads() - 1
+        if not any(wanted[:spare]) or not object_cache.is_writable():
             return
-        names = [f"{kernel.where}:{kernel.variant}" for kernel in wanted]
-        with contextlib.suppress(OSError):  # then this process compiles them itself
-            command = module_command(_PACKAGE, *names)
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            for kernel in wanted:
-                kernel._compiler = process
+        for kernels in filter(None, wanted[:spare]):
+            names = [f"{kernel.where}:{kernel.variant}" for kernel in kernels]
+            with contextlib.suppress(OSError):  # then this process compiles them itself
+                command = module_command(_PACKAGE, *names)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+                for kernel in kernels:
+                    kernel._compiler = process
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,251 @@
+"""What a start is doing, for whoever waits for it: phases, on a terminal or as plain lines.
+
+Code that takes a while opens a `phase`, or an `item` of a series of which some may lie far apart.
+It is shown where a caller has opened `shown`, else nothing is. On a terminal the innermost phase
+has one line, with a bar where its size is known, that moves while the work does not. Elsewhere a
+phase that takes more than a second has a line at its beginning and one at its end. What a model
+generates is not progress of this kind: `LLM` shows that itself.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from octavo.log import can_redraw
+
+_TICK_SECONDS = 0.25
+_BAR_AFTER_SECONDS = 0.3  # so that what is over at once does not flicker
+_LINE_AFTER_SECONDS = 1.0
+_KEPT_AFTER_SECONDS = 2.0  # what took longer stays on the terminal
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}]"
+_FORMAT_OPEN = "{desc} [{elapsed}]"
+
+Say = Callable[[str], None]
+
+
+class Phase:
+    """Work that takes a while. total: its size in `unit`, 0 where it is not known."""
+
+    def __init__(self, name: str, total: int = 0, unit: str = "", done: int = 0) -> None:
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self.began = time.monotonic()
+        self.nested = False
+        self.widget: Any = None  # what a display keeps for it
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Display(Protocol):
+    """Shows phases. Its methods are called under a lock."""
+
+    def tick(self, phases: Sequence[Phase]) -> None:
+        """Show the open phases as they are now, the innermost last."""
+        ...
+
+    def cover(self, phase: Phase) -> None:
+        """Another phase begins inside this one."""
+        ...
+
+    def end(self, phase: Phase) -> None: ...
+
+
+class Bars:
+    """One line of a terminal, by tqdm."""
+
+    def tick(self, phases: Sequence[Phase]) -> None:
+        phase = phases[-1]
+        if phase.widget is None:
+            if phase.seconds < _BAR_AFTER_SECONDS:
+                return
+            phase.widget = self._bar(phase)
+        phase.widget.n = phase.done
+        phase.widget.ncols = _columns()
+        phase.widget.refresh()
+
+    def cover(self, phase: Phase) -> None:
+        if phase.widget is not None:
+            phase.widget.clear()
+
+    def end(self, phase: Phase) -> None:
+        if phase.widget is not None:
+            phase.widget.n = phase.done
+            phase.widget.leave = not phase.nested and phase.seconds > _KEPT_AFTER_SECONDS
+            phase.widget.close()
+
+    def _bar(self, phase: Phase) -> Any:
+        from tqdm import tqdm  # imported late: --help and the web process need none
+
+        # nrows: of a terminal that says it has none, tqdm would show nothing.
+        bar = tqdm(
+            desc=phase.name, total=phase.total or None, unit=phase.unit, position=0,
+            unit_scale=phase.unit == "B", ncols=_columns(), nrows=20, file=sys.stderr,
+            bar_format=_FORMAT if phase.total else _FORMAT_OPEN, initial=phase.done,
+        )  # fmt: skip
+        bar.start_t -= phase.seconds
+        return bar
+
+
+class Lines:
+    """A line at the beginning and the end of a phase that takes long."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def tick(self, phases: Sequence[Phase]) -> None:
+        phase = phases[0]
+        if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
+            phase.widget = True
+            self._say(f"{phase.name} ...")
+
+    def cover(self, phase: Phase) -> None:
+        """A line stays where it is."""
+
+    def end(self, phase: Phase) -> None:
+        if phase.widget is not None:
+            self._say(f"{phase.name}: done in {phase.seconds:.1f} s")
+
+
+class Progress:
+    """The phases that are open, the innermost last, and the thread that shows them."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._open: list[Phase] = []
+        self._series: dict[str, list[int]] = {}  # name -> [items done, items expected]
+        self._lock = threading.RLock()
+        self._done = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="octavo-progress", daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._ticker.join()
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase) -> Iterator[Phase]:
+        with self._lock:
+            if self._open:
+                self._display.cover(self._open[-1])
+            phase.nested = bool(self._open)
+            self._open.append(phase)
+        try:
+            yield phase
+        finally:
+            with self._lock:
+                self._open.remove(phase)
+                self._display.end(phase)
+
+    def expect(self, series: str, count: int) -> None:
+        self._series.setdefault(series, [0, 0])[1] += count
+
+    def count(self, series: str) -> list[int]:
+        """One more item is done, or begun: (how many are, how many are expected)."""
+        counts = self._series.setdefault(series, [0, 0])
+        counts[0] += 1
+        counts[1] = max(counts)
+        return counts
+
+    @contextlib.contextmanager
+    def item(self, series: str, name: str) -> Iterator[Phase]:
+        counts = self.count(series)
+        title = f"{series}, {counts[0]} of {counts[1]}: {name}"
+        with self.phase(Phase(title)) as phase:
+            yield phase
+
+    def _tick(self) -> None:
+        while not self._done.wait(_TICK_SECONDS):
+            with self._lock:
+                if self._open:
+                    self._display.tick(self._open)
+
+
+_current: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextlib.contextmanager
+def during(phase: Phase) -> Iterator[Phase]:
+    """Work that takes a while, begun now; the caller advances it."""
+    phase.began = time.monotonic()
+    progress = _current.get()
+    with progress.phase(phase) if progress else contextlib.nullcontext():
+        yield phase
+
+
+def phase(name: str, total: int = 0, unit: str = "") -> contextlib.AbstractContextManager[Phase]:
+    """As `during`, of a new phase."""
+    return during(Phase(name, total, unit))
+
+
+@contextlib.contextmanager
+def item(series: str, name: str) -> Iterator[None]:
+    """One of a series of pieces of work that are done when they are needed."""
+    progress = _current.get()
+    with progress.item(series, name) if progress else contextlib.nullcontext():
+        yield
+
+
+def count(series: str) -> None:
+    """An item of a series was done elsewhere."""
+    if (progress := _current.get()) is not None:
+        progress.count(series)
+
+
+def expect(series: str, count: int) -> None:
+    """So many more items of a series will probably be needed."""
+    if (progress := _current.get()) is not None:
+        progress.expect(series, count)
+
+
+@contextlib.contextmanager
+def shown(enabled: bool = True, say: Say | None = None) -> Iterator[None]:
+    """Show the phases that the `with` goes through: on a terminal as bars, else by `say`, which
+    prints to standard error if it is not given. Inside another `shown`, that one goes on."""
+    if not enabled or _current.get() is not None:
+        yield
+        return
+    on_terminal = can_redraw(sys.stderr)
+    display: Display = Bars() if on_terminal else Lines(say or _print)
+    with Progress(display) as progress, _logs_above() if on_terminal else contextlib.nullcontext():
+        token = _current.set(progress)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+def _logs_above() -> contextlib.AbstractContextManager[None]:
+    """The log's lines go above the bar, if a log has been set up."""
+    if not logging.getLogger("octavo").handlers:
+        return contextlib.nullcontext()
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    redirect: contextlib.AbstractContextManager[None] = logging_redirect_tqdm(
+        [logging.getLogger("octavo")]
+    )
+    return redirect
+
+
+def _columns() -> int:
+    """The terminal's width; some say that theirs is 0."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
