@@ -1,8 +1,10 @@
 """Learned step times: right where measured, careful where not, and not fooled by one slow step."""
 
+import random
+
 import pytest
 
-from octavo.core.rates import Rates, Window
+from octavo.core.rates import Rates, StepModel, Window
 
 
 def true_seconds(tokens: int) -> float:
@@ -89,3 +91,36 @@ def test_window_percentile_and_age() -> None:
     assert window.total() == 2 * sum(range(89, 100))
     window.clear()
     assert len(window) == 0
+
+
+def test_a_step_model_finds_the_line_in_noise() -> None:
+    model, draw = StepModel(), random.Random(1)
+    for _ in range(300):
+        due, others = draw.randrange(1, 40), draw.choice([0, 0, 50, 200])
+        exact = 0.01 + 4e-4 * due + 9e-4 * others
+        model.note(due, others, exact * draw.uniform(0.95, 1.05))
+    assert model.steps == 300
+    assert model.largest <= 239
+    for due, others in [(1, 0), (30, 0), (30, 100), (10, 200)]:
+        exact = 0.01 + 4e-4 * due + 9e-4 * others
+        assert model.seconds(due, others) == pytest.approx(exact, rel=0.08)
+
+
+def test_a_step_model_keeps_what_the_latest_steps_do_not_say() -> None:
+    model = StepModel()
+    for number in range(100):
+        model.note(
+            number % 20, 10 * (number % 7), 0.01 + 4e-4 * (number % 20) + 9e-3 * (number % 7)
+        )
+    for _ in range(2000):
+        model.note(8, 0, 0.0132)
+    assert model.token == pytest.approx(9e-4, rel=0.1)
+    assert model.seconds(8, 0) == pytest.approx(0.0132, rel=0.01)
+
+
+def test_a_step_model_starts_empty_and_ignores_what_took_no_time() -> None:
+    model = StepModel()
+    model.note(3, 0, 0.0)
+    assert (model.steps, model.seconds(5, 5)) == (0, 0.0)
+    model.note(4, 0, 0.02)
+    assert model.seconds(4, 0) == pytest.approx(0.02, rel=0.01)

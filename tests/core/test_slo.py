@@ -1,99 +1,144 @@
 """The latency policy on a modelled device: it holds its target, and says what it does."""
 
 import logging
+import math
 import random
 
 import pytest
 from tests.core.harness import Bench, make, modelled
 
+from octavo.core.plan import StepPlan
 from octavo.core.policy import FIFOScheduler, Policy
 from octavo.core.slo import SLOScheduler
 from octavo.errors import QueueFullError
 
+WINDOW = 20  # seconds, as in `benchmarks/experiments/slo.py`
 
-def ramp(
-    policy: Policy, seconds: float = 40.0, seed: int = 1
-) -> tuple[Bench, dict[int, float], float]:
-    """Poisson arrivals, to about 150% of what the device can do, and back.
 
-    Returns the P99 gap of each 5 s window, and tokens per second.
+class Device:
+    """Seconds of a step: 12 ms, 0.4 ms for each request that decodes, 0.9 ms for each token of a
+    prompt, and a little for history; times `slowness`, 5% noise, and now and then half as much
+    again."""
+
+    def __init__(self, slowness: float, seed: int, noise: float = 0.05, stalls: float = 0.002):
+        self.slowness, self.noise, self.stalls = slowness, noise, stalls
+        self.random = random.Random(seed)
+
+    def __call__(self, plan: StepPlan) -> float:
+        seconds = 0.012
+        for row in plan.rows:
+            decodes = row.start > 0 and len(row.token_ids) == 1
+            seconds += 4e-4 if decodes else 9e-4 * len(row.token_ids)
+            seconds += 2e-7 * row.start
+        seconds *= self.slowness * math.exp(self.random.gauss(0, self.noise))
+        return seconds * (1.5 if self.random.random() < self.stalls else 1.0)
+
+
+def ramp(policy: Policy, slowness: float, seed: int, **device: float) -> tuple[list[float], float]:
+    """Poisson arrivals from 30% of what the device can do to 150% and back, in 45 s.
+
+    Returns the P99 between tokens of the last 20 s at each second, and tokens per second.
     """
-    rng = random.Random(1)
-    bench = Bench(
-        blocks=3000, budget=2048, seqs=128, policy=policy, caching=False, quick=True,
-        cost=modelled(0.01, 2e-4, 8e-7),
-    )  # fmt: skip
-    arrivals: list[float] = [0.0]
-    while arrivals[-1] < seconds:
-        share = 1 - abs(2 * arrivals[-1] / seconds - 1)
-        arrivals.append(arrivals[-1] + rng.expovariate(2.0 + 9.0 * share))
+    draw = random.Random(seed)
+    bench = Bench(blocks=3000, budget=2048, seqs=64, policy=policy, caching=False, quick=True,
+                  cost=Device(slowness, seed, **device))  # fmt: skip
+    arrivals = [0.0]
+    while arrivals[-1] < 45:
+        height = 1 - abs(2 * arrivals[-1] / 45 - 1)
+        arrivals.append(arrivals[-1] + draw.expovariate(2.4 / slowness * (0.3 + 1.2 * height)))
     last: dict[str, float] = {}
-    gaps: dict[int, list[float]] = {}
-    tokens = 0
-    while arrivals or bench.scheduler.has_work():
-        while arrivals and arrivals[0] <= bench.now:
-            when, number = arrivals.pop(0), len(arrivals)
-            length, output = rng.choice([50, 200, 400, 800]), rng.choice([20, 60, 150])
-            bench.add(make(f"r{number}", [number] * length, output, arrival=when))
+    gaps: list[tuple[float, float]] = []
+    tokens = count = 0
+    while count < len(arrivals) or bench.scheduler.has_work():
+        while count < len(arrivals) and arrivals[count] <= bench.now:
+            length, output = draw.choice([50, 200, 400, 800]), draw.choice([20, 60, 150])
+            bench.add(make(f"r{count}", [count] * length, output, arrival=arrivals[count]))
+            count += 1
         if not bench.scheduler.has_work():
-            bench.now = arrivals[0]
+            bench.now = arrivals[count]
             continue
         for update in bench.step():
             tokens += 1
             if update.request_id in last:
-                gap = bench.now - last[update.request_id]
-                gaps.setdefault(int(bench.now / 5), []).append(gap)
+                gaps.append((bench.now, bench.now - last[update.request_id]))
             last[update.request_id] = bench.now
         bench.plans.clear()
-    p99 = {window: sorted(g)[int(len(g) * 0.99)] for window, g in gaps.items() if len(g) > 100}
-    return p99, tokens / bench.now
+    windows = []
+    for second in range(WINDOW, int(gaps[-1][0]) + 1):
+        found = sorted(gap for when, gap in gaps if second - WINDOW < when <= second)
+        if len(found) >= 100:
+            windows.append(found[math.ceil(0.99 * len(found)) - 1])
+    return windows, tokens / bench.now
 
 
-def test_the_target_is_held_through_an_overload_at_little_cost() -> None:
-    loose, usual = ramp(FIFOScheduler(max_stretch=None))
-    policy = SLOScheduler(p99_itl_ms=50)
-    held, throughput = ramp(policy)
-    assert sum(p99 > 0.055 for p99 in loose.values()) >= 0.7 * len(loose)
-    assert sum(p99 > 0.055 for p99 in held.values()) <= 0.05 * len(held)
-    assert throughput >= 0.85 * usual
+def held(windows: list[float], target_ms: float) -> float:
+    """The fraction of windows whose P99 is at most the target: no tolerance."""
+    return sum(p99 <= target_ms / 1e3 for p99 in windows) / len(windows)
+
+
+# Target in ms, slowness, and the least throughput relative to FIFO's: the price of short steps is
+# the fixed part of each, so it is higher where that is a larger part of the target.
+CASES = [(200, 1.0, 0.95), (120, 1.0, 0.88), (120, 2.0, 0.75)]
+MORE = [*CASES, (200, 0.5, 0.97), (200, 2.0, 0.88), (120, 0.5, 0.95)]
+
+
+@pytest.mark.parametrize(("target", "slowness", "price"), CASES)
+def test_the_target_is_held_through_an_overload(
+    target: float, slowness: float, price: float
+) -> None:
+    policy = SLOScheduler(p99_itl_ms=target)
+    windows, throughput = ramp(policy, slowness, 1)
+    usual, most = ramp(FIFOScheduler(), slowness, 1)
+    assert held(windows, target) >= 0.95
+    assert held(usual, target) < 0.5
+    assert throughput >= price * most
     assert policy.state.p99_itl is not None
-    assert policy.state.p99_itl <= 0.055
-    assert policy.state.throughput > 0
+    assert policy.state.p99_itl <= target / 1e3
 
 
-def test_a_broken_target_shrinks_steps_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [{}, {"noise": 0.1, "stalls": 0.005}])
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize(("target", "slowness", "price"), MORE)
+def test_the_target_is_held_by_other_seeds_and_on_a_noisy_machine(
+    target: float, slowness: float, price: float, seed: int, device: dict[str, float]
+) -> None:
+    windows, throughput = ramp(SLOScheduler(p99_itl_ms=target), slowness, seed, **device)
+    assert held(windows, target) >= 0.95
+    assert throughput >= price * ramp(FIFOScheduler(), slowness, seed, **device)[1]
+
+
+def test_slow_steps_shorten_the_following_ones_and_it_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     policy = SLOScheduler(p99_itl_ms=40, window=2.0)
     rng = random.Random(3)
-    slow = modelled(0.01, 2e-4)
-    # The model of step times cannot know of this: one step in thirty takes half as long again.
+    usual = modelled(0.01, 2e-4)
+    # The model of step times cannot know of this: one step in thirty takes twice as long.
     bench = Bench(
         blocks=2000, budget=1024, policy=policy, caching=False, quick=True,
-        cost=lambda plan: slow(plan) * (1.6 if rng.random() < 0.03 else 1.0),
+        cost=lambda plan: usual(plan) * (2.0 if rng.random() < 0.03 else 1.0),
     )  # fmt: skip
     for number in range(60):
         bench.add(make(f"r{number}", [number] * 500, 100))
-    shares: list[float] = []
+    first = policy.state.share
     with caplog.at_level(logging.INFO):
         while bench.scheduler.has_work():
             bench.step()
-            shares.append(policy.state.share)
-    assert min(shares) < 0.7
+            assert 0.5 <= policy.state.share <= first
+    assert policy.state.share < 0.9 * first
     assert policy.state.changes > 0
-    assert any("over 0.0400 s" in record.message for record in caplog.records)
-    assert all(0.2 <= share <= 1.0 for share in shares)
+    assert "a step may take 2.00 times as long as expected" in policy.state.reason
+    assert any(policy.state.reason in record.message for record in caplog.records)
 
 
-def test_slack_that_nobody_asks_for_does_not_loosen_the_steps() -> None:
-    """Small steps because little is asked for say nothing about larger ones."""
-    policy = SLOScheduler(p99_itl_ms=100, window=1.0)
+def test_steady_steps_need_less_margin_in_the_end() -> None:
+    policy = SLOScheduler(p99_itl_ms=40, window=2.0)
     bench = Bench(blocks=2000, budget=1024, policy=policy, cost=modelled(), quick=True)
-    bench.run(make(f"r{i}", [i] * 20, 400) for i in range(3))
-    assert policy.state.p99_itl is not None
-    assert policy.state.p99_itl < 0.02
-    assert policy.state.changes <= 1  # once at the start, when three prompts came at once
-    before = policy.state.share
-    bench.run(make(f"s{i}", [i] * 900, 30, arrival=bench.now) for i in range(30))
-    assert policy.state.share > before
+    first = policy.state.share
+    bench.run(make(f"r{i}", [i] * 500, 20) for i in range(350))
+    assert policy.state.share > first
+    assert policy.state.share <= 1 / 1.2
 
 
 def test_slack_is_used_when_throughput_is_under_its_floor() -> None:
@@ -101,6 +146,15 @@ def test_slack_is_used_when_throughput_is_under_its_floor() -> None:
     bench = Bench(blocks=2000, budget=1024, policy=policy, cost=modelled(), quick=True)
     bench.run(make(f"r{i}", [i] * 50, 100) for i in range(20))
     assert policy.state.share == 1.0
+    assert "under 1000000" in policy.state.reason
+
+
+def test_a_late_first_token_uses_the_margin_too() -> None:
+    policy = SLOScheduler(p99_itl_ms=200, p99_ttft_ms=1, window=1.0)
+    bench = Bench(blocks=2000, budget=1024, policy=policy, cost=modelled(), quick=True)
+    bench.run(make(f"r{i}", [i] * 50, 20) for i in range(300))
+    assert policy.state.share == 1.0
+    assert "to the first token" in policy.state.reason
 
 
 def test_an_impossible_target_still_serves_everybody() -> None:

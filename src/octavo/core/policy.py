@@ -61,12 +61,17 @@ class StepLatencies(msgspec.Struct, frozen=True, gc=False):
 
     gaps: between consecutive tokens of a choice, one entry for each choice that gained tokens;
     firsts: from a request's arrival to its first token. num_tokens: output tokens gained.
+    seconds: of the step itself; num_due, num_other: the tokens that it computed, those of
+    requests that lagged by one, and the rest.
     """
 
     now: float
     num_tokens: int
     gaps: list[float]
     firsts: list[float]
+    seconds: float = 0.0
+    num_due: int = 0
+    num_other: int = 0
 
 
 class Gauge(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ from collections import deque
 
 # Weights of a new sample that is faster, or slower, per token than the mean: outliers are slow.
 _FAST, _SLOW = 0.5, 0.05
+_MEMORY = 100  # steps that a StepModel weighs; half a minute or less
+_PULL, _LEAST = 1e-3, 1e-12  # towards its last estimate: relative to what steps say, and at least
 
 
 class Rates:
@@ -68,6 +70,67 @@ class Rates:
 def _line(left: tuple[float, float], right: tuple[float, float], x: float) -> float:
     slope = (right[1] - left[1]) / (right[0] - left[0])
     return left[1] + slope * (x - left[0])
+
+
+class StepModel:
+    """Step time as a linear function of its tokens, fitted to the steps so far.
+
+    seconds = fixed + row * due + token * others: `due` are the next tokens of requests that lag
+    by one, `others` the tokens of prompts. Least squares on relative errors with exponential
+    forgetting; a weak pull towards the last estimate holds what the latest steps do not
+    determine. steps: how many were seen. largest: the most tokens of one of them.
+    """
+
+    __slots__ = ("_left", "_right", "fixed", "largest", "row", "steps", "token")
+
+    def __init__(self) -> None:
+        self.fixed = self.row = self.token = 0.0
+        self.largest = 0
+        self.steps = 0
+        # The normal equations: left @ (fixed, row, token) = right.
+        self._left = [[0.0] * 3 for _ in range(3)]
+        self._right = [0.0] * 3
+
+    def note(self, due: int, others: int, seconds: float) -> None:
+        """A step of `due` and `others` tokens took `seconds`."""
+        if seconds <= 0:
+            return
+        self.steps += 1
+        self.largest = max(self.largest, due + others)
+        # Divided by the time: every step counts alike, and one that stalled counts little.
+        x = (1 / seconds, due / seconds, others / seconds)
+        keep = 1 - 1 / min(self.steps, _MEMORY)
+        for i, row in enumerate(self._left):
+            row[:] = [keep * value + x[i] * x[j] for j, value in enumerate(row)]
+            self._right[i] = keep * self._right[i] + x[i]
+        left, right = [row.copy() for row in self._left], self._right.copy()
+        for i, value in enumerate((self.fixed, self.row, self.token)):
+            pull = _PULL * left[i][i] + _LEAST
+            left[i][i] += pull
+            right[i] += pull * value
+        self.fixed, self.row, self.token = [max(value, 0.0) for value in _solve(left, right)]
+
+    def seconds(self, due: int, others: int) -> float:
+        """Expected seconds of a step."""
+        return self.fixed + self.row * due + self.token * others
+
+
+def _solve(left: list[list[float]], right: list[float]) -> list[float]:
+    """x of left @ x = right, for a positive definite 3 x 3 matrix (Cramer's rule)."""
+    whole = _determinant(left)
+    found = []
+    for i in range(3):
+        part = [[*row[:i], value, *row[i + 1 :]] for row, value in zip(left, right, strict=True)]
+        found.append(_determinant(part) / whole)
+    return found
+
+
+def _determinant(m: list[list[float]]) -> float:
+    return (
+        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
+        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
+        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
+    )
 
 
 class Window:

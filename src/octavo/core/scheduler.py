@@ -319,12 +319,13 @@ class Scheduler:
             self.rates.note_copies(swapped, seconds - usual)
         if self.fallback.observes:
             num_tokens = sum([len(update.token_ids) for update in updates])
-            self.fallback.observe(self._latencies(step, num_tokens))
+            self.fallback.observe(self._latencies(step, num_tokens, seconds))
 
-    def _latencies(self, step: PlannedStep, num_tokens: int) -> StepLatencies:
+    def _latencies(self, step: PlannedStep, num_tokens: int, seconds: float) -> StepLatencies:
         """How long each choice that gained a token had waited for it."""
         gaps: list[float] = []
         firsts: list[float] = []
+        num_due = sum([len(row.token_ids) == 1 for row in step.plan.rows])
         for request, row in zip(step.requests, step.plan.rows, strict=True):
             if not row.samples:
                 continue  # a chunk of a prompt that is not the last one
@@ -335,7 +336,9 @@ class Scheduler:
             else:
                 gaps.append(self._clock.now - request.last_token_at)
             request.last_token_at = self._clock.now
-        return StepLatencies(self._clock.now, num_tokens, gaps, firsts)
+        return StepLatencies(
+            self._clock.now, num_tokens, gaps, firsts, seconds, num_due, step.num_tokens - num_due
+        )
 
     def _draw_all(
         self, request: Request, row: PlanRow, gained: RowResult, out: list[Update]

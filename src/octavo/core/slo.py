@@ -1,13 +1,13 @@
 """The SLO policy: sizes steps and concurrency so that measured latencies meet their targets."""
 
 import math
-from itertools import chain, islice
+from collections import deque
 from typing import Any
 
 import msgspec
 
 from octavo.core.policy import MIN_CHUNK, FIFOScheduler, Gauge, Load, StepLatencies, positive
-from octavo.core.rates import Window
+from octavo.core.rates import StepModel, Window
 from octavo.errors import ConfigError
 from octavo.log import get_logger
 
@@ -15,6 +15,14 @@ logger = get_logger(__name__)
 
 
 DEFAULT_P99_ITL_MS = 200.0  # of "adaptive": that of Llama 2 70B in MLPerf Inference's server runs
+
+
+# Measured over expected time of a step. Until _SEEN steps have been compared, the worst of them is
+# taken to be _ASSUMED: a target is missed by the few slow steps of a window, so they must be
+# allowed for before the first one comes. A worse one than _WORST is no matter of step size.
+_ASSUMED, _SEEN, _WORST, _BEST = 1.6, 1000, 2.0, 1.2
+_RESERVE = 1.05  # slow steps are not equally slow
+_LEARNING = 20  # steps before the model is compared with what it expects
 
 
 class SLOState(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +33,7 @@ class SLOState(msgspec.Struct, frozen=True, gc=False):
     changed; shed: requests refused.
     """
 
-    share: float = 0.8
+    share: float = 1 / (_RESERVE * _ASSUMED)
     tokens: int = 0
     sequences: int = 0
     p99_itl: float | None = None
@@ -41,15 +49,16 @@ class SLOScheduler(FIFOScheduler):
 
     p99_ttft_ms, p99_itl_ms: targets for the 99th percentile, over the last `window` seconds, of
     the time to first token and the inter-token latency (target_p99_ms is another name of the
-    second). min_throughput: output tokens/s below
-    which steps grow while the targets hold. shed: refuse requests (QueueFullError, HTTP 503)
-    while waiting ones will miss the target for their first token. `state` shows the current
-    budget and the reason for it.
+    second). min_throughput: output tokens/s below which the margin is given up while the targets
+    hold. shed: refuse requests (QueueFullError, HTTP 503) while waiting ones will miss the target
+    for their first token. `state` shows the current budget and the reason for it.
 
-    Measured step times size steps and concurrency to a share of the inter-token target. The
-    share follows the measured percentile: it falls quickly and rises slowly. A time to first
-    token above its target raises the share only while the inter-token target holds, since due
-    tokens take precedence.
+    A linear model of step time, fitted to the steps so far, says how many tokens a step may
+    compute and how many requests may run. A step is planned to take the inter-token target
+    divided by the worst ratio of measured to expected time among the last `_SEEN` steps, with a
+    reserve: the margin of split conformal prediction, at the level that a P99 over seconds needs.
+    While the inter-token P99 is under 0.9 of its target, and the first token's P99 is over its
+    own or throughput under its floor, no margin is kept.
     """
 
     name = "slo"
@@ -81,47 +90,62 @@ class SLOScheduler(FIFOScheduler):
             raise ConfigError("shed needs p99_ttft_ms: requests are shed when they would miss it")
         self.shed = shed
         self.state = SLOState()
-        self._saturated = False  # whether demand exceeded a step's budget since the last reading
+        self._model = StepModel()
+        self._ratios = deque([_ASSUMED], maxlen=_SEEN)  # of measured to expected step times
         self._meters = _Meters(positive("window", window) or 10.0)
 
     def budget(self, load: Load) -> tuple[int, int]:
         tokens, sequences = load.max_tokens, load.max_sequences
         if self.itl < math.inf:
-            within = load.rates.tokens_within(self.itl * self.state.share)
+            aim, due = self.itl * self.state.share, len(load.due)
             if load.due or len(load.waiting) > 1:
-                tokens = min(tokens, max(within, len(load.due) + MIN_CHUNK // 4))
+                tokens = min(tokens, due + self._others_within(aim, due))
             # A quarter of the step is reserved for prompts, or no further request could start.
-            sequences = min(sequences, max(within - within // 4, 1))
-            demand = sum([request.lag for request in islice(chain(load.lagging, load.waiting), 8)])
-            self._saturated = self._saturated or len(load.due) + demand > tokens
+            if self._model.row > 0:
+                room = 0.75 * (aim - self._model.fixed) / self._model.row
+                sequences = min(sequences, max(int(room), 1))
         self._set(tokens=tokens, sequences=sequences)
         return tokens, sequences
 
+    def _others_within(self, aim: float, due: int) -> int:
+        """Tokens of prompts that a step of `aim` seconds may compute beside `due` next ones."""
+        model = self._model
+        if model.token <= 0:
+            return MIN_CHUNK // 4
+        # A line that was fitted to small steps is trusted up to twice their size.
+        fitting = int((aim - model.seconds(due, 0)) / model.token)
+        return max(min(fitting, 2 * model.largest), 1)
+
     def observe(self, latencies: StepLatencies) -> None:
+        due, others, model = latencies.num_due, latencies.num_other, self._model
+        expected = model.seconds(due, others)
+        if latencies.gaps and model.steps >= _LEARNING and expected > 0.5 * self.itl:
+            # The median: a request that was preempted has waited for more than this step.
+            gap = sorted(latencies.gaps)[len(latencies.gaps) // 2]
+            self._ratios.append(gap / expected)
+        model.note(due, others, latencies.seconds)
         if self._meters.add(latencies):
             itl, ttft, throughput = self._meters.read(latencies.now)
             self._set(p99_itl=itl, p99_ttft=ttft, throughput=throughput)
             self._adjust(*self._assess(itl or 0.0, ttft or 0.0, throughput))
-            self._saturated = False
 
     def _assess(self, itl: float, ttft: float, throughput: float) -> tuple[float, str]:
-        """(factor for the share, reason)."""
+        """(the share of the target to plan for, reason)."""
+        if itl < 0.9 * self.itl:
+            if ttft > self.ttft:
+                return 1.0, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s"
+            if throughput < self.floor:
+                return 1.0, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and there is slack"
+        worst = min(max(_RESERVE * max(self._ratios), _BEST), _WORST)
+        reason = f"a step may take {worst:.2f} times as long as expected"
         if itl > self.itl:
-            return 0.85, f"P99 between tokens is {itl:.4f} s, over {self.itl:.4f} s"
-        if itl > 0.9 * self.itl:
-            return 1.0, "P99 between tokens is just under its target"
-        if ttft > self.ttft:
-            return 1.1, f"P99 to the first token is {ttft:.3f} s, over {self.ttft:.3f} s"
-        if throughput < self.floor:
-            return 1.1, f"{throughput:.0f} tokens/s, under {self.floor:.0f}, and there is slack"
-        if itl < 0.85 * self.itl < math.inf and self._saturated:
-            return 1.05, f"P99 between tokens is {itl:.4f} s: there is slack"
-        return 1.0, "all targets hold"
+            reason += f"; P99 between tokens is {itl:.4f} s, over {self.itl:.4f} s"
+        return 1 / worst, reason
 
-    def _adjust(self, factor: float, reason: str) -> None:
-        share = min(max(self.state.share * factor, 0.2), 1.0)
-        if share != self.state.share:
-            self._meters.restart()
+    def _adjust(self, share: float, reason: str) -> None:
+        if self.itl == math.inf:
+            share = self.state.share
+        elif abs(share - self.state.share) > 0.01:
             self._set(changes=self.state.changes + 1)
             logger.info("slo: step time set to %.2f of the target: %s", share, reason)
         self._set(share=share, reason=reason)
@@ -181,7 +205,3 @@ class _Meters:
             window.trim(now)
         throughput = self.tokens.total() / self.tokens.span
         return self.gaps.percentile(0.99), self.firsts.percentile(0.99), throughput
-
-    def restart(self) -> None:
-        """Discard the gaps: those measured under one share do not apply to another."""
-        self.gaps.clear()
