@@ -10,7 +10,7 @@ from tests.core.harness import Bench, make
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.core.policy import FIFOScheduler, Gauge
 from octavo.core.scheduler import Update
-from octavo.core.slo import SLOScheduler
+from octavo.core.slo import SLOScheduler, SLOState
 from octavo.engine import stats as module
 from octavo.engine.stats import EngineStats, Observations, Percentiles, StatsRecorder, exported
 
@@ -102,7 +102,7 @@ def test_a_snapshot_for_export_leaves_out_what_is_expensive(recorder):
     whole = recorder.snapshot(bench.scheduler, 1.0)
     lean = recorder.snapshot(bench.scheduler, 1.0, detailed=False)
     assert whole.ttft.count == 1
-    assert whole.policy_state.share == 0.8
+    assert whole.policy_state == SLOState()
     assert lean.ttft == Percentiles()
     assert lean.policy_state is None
     assert lean.policy == whole.policy
@@ -113,7 +113,7 @@ def test_the_state_of_the_policy_goes_by_its_name(recorder):
     slo = recorder.snapshot(Bench(policy=SLOScheduler(p99_itl_ms=50)).scheduler, 0.0)
     assert slo.slo.reason == "nothing measured yet"
     assert slo.fifo is None
-    assert slo.policy["step_share"] == 0.8
+    assert slo.policy["step_share"] == SLOState().share
     fifo = recorder.snapshot(Bench().scheduler, 0.0)
     assert fifo.slo is None
     assert fifo.policy == {}
