@@ -60,6 +60,11 @@ class EngineConfig:
         names=devices.names,
         otherwise="there is no GPU backend yet; leave device out to compute on the CPU",
     )
+    threads: int | None = _option(
+        None,
+        "compute threads; default: OMP_NUM_THREADS, else as many as this process has processors",
+        low=1,
+    )
     quantization: str | None = _option(
         None,
         "quantize weights at load: int8 or int4 (AWQ and GPTQ checkpoints need no option)",

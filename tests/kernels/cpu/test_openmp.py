@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import kit
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels import reference
 from octavo.kernels.cpu import cgroup, openmp
 from octavo.kernels.cpu.fused_call import CpuOps
+from octavo.runner.device import cpu
 
 
 def test_torch_s_team_is_found():
@@ -68,6 +70,21 @@ def test_explicit_threads_win(monkeypatch):
     monkeypatch.setattr(cgroup, "processor_quota", lambda: 64.0)
     kit.cpu_device()
     assert openmp.threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_option_wins_over_the_environment_and_too_many_are_told(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    monkeypatch.setattr(openmp, "allowed_threads", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    caplog.set_level("INFO")
+    cpu(EngineConfig(threads=1))
+    assert openmp.threads() == 1
+    assert "compute threads: 1 (threads)" in caplog.text
+    assert "WARNING" not in caplog.text
+    cpu(EngineConfig(threads=3))
+    assert openmp.threads() == 3
+    assert "3 compute threads have 2 processors" in caplog.text
 
 
 @pytest.mark.usefixtures("two_threads")

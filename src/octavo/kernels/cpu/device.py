@@ -51,7 +51,7 @@ class CpuDevice:
         self._huge_pages = config.huge_pages
         self._dtype, self._kv_dtype = config.dtype, config.kv_cache_dtype
         openmp.check_fork()
-        openmp.limit_threads()
+        openmp.set_threads(config.threads)
 
     def start(self) -> None:
         """Compile kernels in processes beside this one.

@@ -52,7 +52,9 @@ class Team:
             self._fork(address, arguments, threads, 0)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=allowed_threads())
+            self._pool = ThreadPoolExecutor(
+                max_workers=max(torch.get_num_threads(), allowed_threads())
+            )
         function = Function(address)
         for job in [self._pool.submit(function, arguments) for _ in range(threads)]:
             job.result()
@@ -94,19 +96,31 @@ def allowed_threads() -> int:
     return count if quota is None else max(1, min(count, int(quota)))
 
 
-def limit_threads() -> None:
-    """Let torch and the kernels use no more threads than `allowed_threads`.
+def set_threads(wanted: int | None) -> None:
+    """Let torch and the kernels use `wanted` threads; None: OMP_NUM_THREADS, else what is allowed.
 
-    OMP_NUM_THREADS, which OpenMP obeys, is left as it is.
+    OpenMP reads OMP_NUM_THREADS itself. Says how many there are and why, and warns of more
+    threads than processors.
     """
-    if log.threads_from_environment() is not None:
-        return
     before, allowed = threads(), allowed_threads()
-    if allowed < before:
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+        why = "threads"
+    elif log.threads_from_environment() is not None:
+        why = "OMP_NUM_THREADS"
+    elif allowed < before:
         torch.set_num_threads(allowed)
-        _logger.info(
-            "%d threads rather than %d: this container may use %.2f processors (cgroup quota); "
-            "OMP_NUM_THREADS overrides it", allowed, before, cgroup.processor_quota() or allowed
+        quota = cgroup.processor_quota() or allowed
+        why = (
+            f"{allowed} threads rather than {before}: this container may use {quota:.2f} processors"
+        )
+    else:
+        why = "torch's choice for this machine"
+    _logger.info("compute threads: %d (%s)", threads(), why)
+    if threads() > allowed:
+        _logger.warning(
+            "%d compute threads have %d processors: they wait for each other at every step; use "
+            "threads=%d (--threads) or fewer", threads(), allowed, allowed,
         )  # fmt: skip
 
 
