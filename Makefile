@@ -11,10 +11,11 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constra
 PULL := $(VENV)/bin/octavo pull smollm2
 SOURCES := src tests benchmarks scripts examples
 
-.PHONY: help demo serve test test-slow fuzz lint format docs bench serving clients startup report clean
+.PHONY: help demo serve test test-slow fuzz lint format docs build package-check bench serving clients \
+	startup report clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.bench ## 48 chat prompts at once, then the same with static batching
 	@$(PULL)
@@ -26,7 +27,7 @@ serve: $(VENV)/.dev ## the embedded model over HTTP, on port 8000
 
 test: lint ## lint, types, and the fast tests
 	@$(PULL)
-	@$(PY) -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.dev ## the slow tests
 	@$(PULL)
@@ -48,6 +49,12 @@ format: $(VENV)/.dev ## format the sources
 
 docs: $(VENV)/.dev ## regenerate docs/tree.md and docs/flags.md
 	@$(PY) -m scripts.docs --write
+
+build: $(VENV)/.dev ## the wheel and the sdist, in dist/
+	@$(PY) -m hatchling build
+
+package-check: $(VENV)/.dev ## install the package in an empty environment and use it; ARGS="--sdist --minimum"
+	@$(PY) -m scripts.package_check $(ARGS)
 
 bench: $(VENV)/.bench ## workloads W1 to W4 against static batching; saves rows
 	@$(PULL)
