@@ -108,6 +108,7 @@ def test_values_that_mean_the_default_leave_it() -> None:
         ({"dtype": "half"}, {"dtype": "float32"}),
         ({"dtype": "float"}, {"dtype": "float32"}),
         ({"dtype": "bf16"}, {"dtype": "bfloat16"}),
+        ({"quantization": "awq_marlin"}, {"quantization": "awq"}),
         ({"generation_config": "vllm"}, {"generation_config": "octavo"}),
         ({"scheduling_policy": "priority"}, {"scheduler": "priority"}),
         ({"attention_backend": "torch_ref"}, {"attention_impl": "torch_ref"}),

@@ -33,6 +33,7 @@ from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
+from octavo.text.interface import ModelTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
@@ -171,8 +172,8 @@ class AsyncLLM:
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         await self._host.call(self._host.client.finish, ids)
 
-    async def get_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
+    async def get_tokenizer(self) -> ModelTokenizer:
+        return ModelTokenizer(self._tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults, or the built-in ones if those are switched off."""

@@ -34,6 +34,7 @@ from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
+from octavo.text.interface import ModelTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.vllm_names import Kind, find
 
@@ -224,8 +225,9 @@ class LLM:
         """vLLM's name of `engine`."""
         return self.engine
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
+    def get_tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer, with transformers' names for what scripts use."""
+        return ModelTokenizer(self._tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling defaults, or the built-in ones if those are switched off."""

@@ -200,7 +200,7 @@ E, V, S, R, M, A, P = (Kind.ENGINE, Kind.SERVER, Kind.SAMPLING, Kind.REQUEST, Ki
                        Kind.ARGUMENT, Kind.IMPORT)
 
 _ENGINE = [
-    *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size quantization
+    *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
         gpu_memory_utilization kv_cache_memory_bytes enforce_eager num_gpu_blocks_override
         swap_space chat_template preemption_mode"""),
     *[Entry(E, name, Status.SUPPORTED, taken=(None,)) for name in
@@ -213,6 +213,10 @@ _ENGINE = [
           meaning=(("half", "float32"), ("float16", "float32"), ("float", "float32"),
                    ("bf16", "bfloat16")),
           note="'half' and 'float16' are computed in float32, which holds each of their values"),
+    Entry(E, "quantization", Status.SUPPORTED,
+          meaning=(("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
+          note="'awq' and 'gptq' (and '..._marlin') for checkpoints that are stored so; 'int8' and "
+               "'int4' quantize any model"),
     Entry(E, "device", Status.SUPPORTED,
           note="'cpu' and 'auto': there is no GPU backend yet (docs/hardware.md)"),
     Entry(E, "scheduling_policy", Status.RENAMED, "scheduler", taken=("fcfs",),

@@ -43,6 +43,10 @@ def test_an_option_that_disagrees_with_the_checkpoint() -> None:
         check_agrees("gptq", form)
     with pytest.raises(ConfigError, match=r"'awq' is how .* no quantized weights"):
         check_agrees("awq", None)
+    with pytest.raises(
+        ConfigError, match=r"id that ends in -AWQ.*int4 and int8 quantize any model"
+    ):
+        check_agrees("awq", None)
 
 
 def test_a_name_that_is_taken_and_a_class_that_is_not_whole(

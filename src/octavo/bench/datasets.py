@@ -86,12 +86,12 @@ class Writer:
 
     def _shorter(self, text: str, excess: int, keep: int) -> str:
         own = self._tokens.encode(text[keep:], add_special_tokens=False)
-        return text[:keep] + self._tokens.decode(own[: max(0, len(own) - excess)])
+        return text[:keep] + self._tokens.decode(own[: max(0, len(own) - excess)], True)
 
     def _word(self) -> str:
         """The text of a random token that is plain ASCII, so that it stays one token mostly."""
         for _ in range(1000):
-            text = self._tokens.decode([int(self._rng.integers(self._tokens.vocab_size))])
+            text = self._tokens.decode([int(self._rng.integers(self._tokens.vocab_size))], True)
             if text.strip().isalpha() and text.isascii():
                 return text
         return " a"  # a vocabulary without ASCII words

@@ -50,7 +50,7 @@ def check_names(config: EngineConfig) -> None:
             f"quantization {config.quantization!r} is not supported"
             f"{nearest(config.quantization or '', [*METHODS, *stored])}; {', '.join(METHODS)} "
             f"quantize any model while it is loaded, {', '.join(stored)} are taken for checkpoints "
-            "that are stored so"
+            "that are stored so, and a GGUF file needs no option"
         )
     own = config.quantization if config.quantization in METHODS else None
     quant_config(own, config.quantization_override)
