@@ -71,6 +71,11 @@ def langchain_example(port: int) -> list[str]:
     return [str(python), str(script), "--url", _url(port), "--api-key", KEY]
 
 
+def openai_example(port: int) -> list[str]:
+    script = EXAMPLES / "openai_client.py"
+    return [sys.executable, str(script), "--url", _url(port), "--api-key", KEY]
+
+
 def guidellm(port: int) -> list[str]:
     program = python_of("guidellm", (VERSIONS["guidellm"],)).parent / "guidellm"
     tokenizer = folder_of(model_file("smollm2"))
@@ -116,6 +121,7 @@ def _url(port: int) -> str:
 
 CLIENTS: dict[str, Callable[[int], list[str]]] = {
     "openai_npm": openai_npm,
+    "openai_example": openai_example,
     "langchain_openai": _library("langchain_openai"),
     "langchain_example": langchain_example,
     "litellm": _library("litellm"),

@@ -69,8 +69,10 @@ def test_make_targets_named_in_the_docs_exist() -> None:
 def test_every_decision_has_context_choice_and_cost() -> None:
     records = sorted((ROOT / "docs/decisions").glob("*.md"))
     assert records
-    for number, path in enumerate(records, start=1):
-        assert path.name.startswith(f"{number:04}-")
+    assert len({path.name[:4] for path in records}) == len(records), "a number is used twice"
+    for path in records:
+        assert re.match(r"\d{4}-[a-z0-9-]+\.md$", path.name)
+        assert path.read_text().startswith(f"# {int(path.name[:4])}. ")
         text = path.read_text()
         for part in ("Context", "Choice", "Cost"):
             assert re.search(rf"^\*\*{part}\.\*\*", text, re.MULTILINE), f"{path.name}: {part}"
