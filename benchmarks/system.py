@@ -11,11 +11,16 @@ from typing import Any
 
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 _ROOT = Path(__file__).parent.parent
+_STARTED = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def facts() -> dict[str, Any]:
-    """Date, version, commit, processor, cores, memory, Python, and the command line."""
+    """Run, date, version, commit, processor, cores, memory, Python, and the command line.
+
+    run: when this process started; the rows of one run share it.
+    """
     return {
+        "run": _STARTED,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "version": _version(),
         "commit": commit(),

@@ -1,10 +1,12 @@
 """What the experiments share: an engine driven request by request, lengths, and how to report."""
 
 import argparse
+import datetime
 import functools
 import json
 import math
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.charts import Bars, Lines, write
+from benchmarks.charts import Chart, write
 from benchmarks.clock import RunningClock
 from benchmarks.rows import RESULTS, row, save
 from benchmarks.workloads import Job
@@ -184,15 +186,15 @@ def report(
     kind: str,
     values: dict[str, Any],
     table: str,
-    panels: Callable[[list[dict[str, Any]]], list[Lines | Bars]],
+    chart: Callable[[list[dict[str, Any]]], Chart],
     keep: bool,
 ) -> int:
-    """Print the table, save the row, draw the chart from all saved rows, end with JSON."""
+    """Print the table, save the row, draw the chart from one saved run, end with JSON."""
     made = row(kind, **values, stopped_s=round(clock().stopped, 1))
     print(table)
     if keep:
         save(made)
-        print(f"chart: docs/charts/{write(kind, panels(saved(kind))).name}", file=sys.stderr)
+        print(f"chart: docs/charts/{write(kind, chart(saved(kind))).name}", file=sys.stderr)
     print(json.dumps(made))
     return 0
 
@@ -204,7 +206,30 @@ def saved(kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def latest(kind_rows: Sequence[dict[str, Any]], key: str) -> dict[Any, dict[str, Any]]:
-    """The newest row for each value of `key`, in order of the values."""
-    found = {made[key]: made for made in kind_rows}
-    return dict(sorted(found.items()))
+def one_run(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of one run: of the newest one among those with the most rows."""
+    runs: dict[Any, list[dict[str, Any]]] = {}
+    for made in rows:
+        # Rows that were saved before there was a `run`: by what one command has in common.
+        key = made.get("run") or (made["command"], made["commit"].rstrip("+"))
+        runs.setdefault(key, []).append(made)
+    return max(reversed(runs.values()), key=len)
+
+
+def source(rows: Sequence[dict[str, Any]], more: str = "") -> str:
+    """When, on what, and with which command the rows of one run were measured."""
+    made = rows[0]
+    features = set(made["features"])
+    extension = next(
+        name for name, needed in (("AMX", {"amx_bf16"}), ("AVX-512 BF16", {"avx512_bf16"}),
+                                  ("AVX-512", {"avx512f"}), ("AVX2", set())) if needed <= features
+    )  # fmt: skip
+    device = re.sub(r"\((R|TM)\)| Processor| CPU| @.*", "", made["device"])
+    when = datetime.date.fromisoformat(made["date"][:10])
+    cores = made["cores"] if isinstance(made["cores"], int) else len(made["cores"])
+    command = made["command"].replace("python -m benchmarks.experiments.", "octavo bench ")
+    command = command.replace("python -m benchmarks.", "octavo bench ")
+    return " ".join(filter(None, [
+        f"Measured on {when.day} {when:%B %Y}, one run: {device} ({extension}), {cores} cores,",
+        f"Octavo {made['version']} at {made['commit'].rstrip('+')}, {command}.", more,
+    ]))  # fmt: skip

@@ -7,22 +7,22 @@ from benchmarks.charts import write
 from benchmarks.experiments import concurrency, fragmentation, longseq, preemption, priority, slo
 from benchmarks.experiments.common import saved
 
-PANELS = {
-    "compare": compare.panels,
-    "concurrency": concurrency.panels,
-    "fragmentation": fragmentation.panels,
-    "longseq": longseq.panels,
-    "preemption": preemption.panels,
-    "priority": priority.panels,
-    "slo": slo.panels,
+CHARTS = {
+    "compare": compare.chart,
+    "concurrency": concurrency.chart,
+    "fragmentation": fragmentation.chart,
+    "longseq": longseq.chart,
+    "preemption": preemption.chart,
+    "priority": priority.chart,
+    "slo": slo.chart,
 }
 ROWS = {"compare": "throughput"}  # chart -> kind of its rows, where it is another
 
 
 def main() -> int:
-    for name, panels in PANELS.items():
+    for name, chart in CHARTS.items():
         if rows := saved(ROWS.get(name, name)):
-            print(write(name, panels(rows)).name)
+            print(write(name, chart(rows)).name)
     return 0
 
 
