@@ -307,6 +307,7 @@ def real_prompt(length: int) -> list[int]:
     return np.random.default_rng(length).integers(3, 49000, length).tolist()
 
 
+@pytest.mark.slow  # transformers takes long to decode the file
 @pytest.mark.model
 def test_smollm2_equals_transformers_on_the_same_file(smollm2: tuple[Any, Decoder]) -> None:
     reference, model = smollm2
