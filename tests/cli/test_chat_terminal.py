@@ -71,7 +71,7 @@ class Terminal:
     def new(self) -> str:
         return plain(self.shown[self._mark :])
 
-    def ask(self, text: str, answer: str = r"\d in the window\]") -> str:
+    def ask(self, text: str, answer: str = r"in the window\]") -> str:
         self.type(text)
         return self.wait(rf"{answer}(?s:.*)\n>")
 
@@ -115,7 +115,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
 def test_a_conversation(terminal: Open, tmp_path: Path) -> None:
     chat = terminal("--temperature", "0.5")
     assert "stub: temperature 0.5" in chat.new()
-    assert "window of 1000 tokens" in chat.new().replace("\n", "")
+    assert "(the stub's);\nwindow of 1000 tokens\n" in chat.new(), "notes wrap too"
     # Pasted lines are one message, sent by Enter; so are those between quotes or with a backslash.
     chat.paste("!say one\n    two\n\nthree")
     assert "one\n    two\n\nthree\n" in chat.ask(ENTER)

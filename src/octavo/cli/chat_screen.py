@@ -1,6 +1,6 @@
 """What `octavo chat` shows: answers on standard output, all else on standard error.
 
-On a terminal, answers are wrapped and notes are dim; elsewhere both are written as they are.
+On a terminal, both are wrapped and notes are dim; elsewhere they are written as they are.
 Not here: reading (chat_input.py), and what is said (chat.py, chat_commands.py).
 """
 
@@ -22,7 +22,7 @@ class Screen:
         self._wraps = out.isatty()
         self._dim = colours and err.isatty()
         self.shows_figures = err.isatty()
-        self._wrapper = Wrapper(out.write, self._width)
+        self._wrapper = Wrapper(out.write, lambda: _columns(out))
         self._open = False  # whether the last line of the answer lacks its end
 
     @contextmanager
@@ -51,13 +51,14 @@ class Screen:
     def note(self, text: str) -> None:
         """A line of the program's own."""
         self._out.flush()
-        self._err.write(f"\033[2m{text}\033[0m\n" if self._dim else f"{text}\n")
+        lines = self._wrapped(text)
+        self._err.write(f"\033[2m{lines}\033[0m\n" if self._dim else f"{lines}\n")
         self._err.flush()
 
     def text(self, text: str) -> None:
         """Lines that were asked for, such as help."""
         self._out.flush()
-        self._err.write(f"{text}\n")
+        self._err.write(f"{self._wrapped(text)}\n")
         self._err.flush()
 
     def prompt(self, text: str) -> None:
@@ -65,8 +66,18 @@ class Screen:
         self._err.write(text)
         self._err.flush()
 
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._out.fileno()).columns or 80
-        except (OSError, ValueError):
-            return shutil.get_terminal_size().columns
+    def _wrapped(self, text: str) -> str:
+        if not self._err.isatty():
+            return text
+        parts: list[str] = []
+        wrapper = Wrapper(parts.append, lambda: _columns(self._err))
+        wrapper.feed(text)
+        wrapper.finish()
+        return "".join(parts).removesuffix("\n")
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
