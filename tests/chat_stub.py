@@ -23,6 +23,7 @@ class Stub:
     """Keeps what it was asked, and how many streams were closed."""
 
     name = "stub"
+    knows_defaults = True
 
     def __init__(self, window: int | None = 100, counts: bool = True) -> None:
         self.window = window
@@ -49,7 +50,9 @@ class Stub:
     def load(self) -> None:
         self.loaded = True
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, given: frozenset[str]
+    ) -> Generator[Piece, None, None]:
         size = sum(len(m["content"].split()) + 2 for m in prompt.content)
         if self.window is not None and size >= self.window:
             raise ContextLengthError(f"the prompt has {size} tokens, the window {self.window}")

@@ -118,7 +118,7 @@ def test_clear_forgets_all_but_the_system_message(talk):
     ],
 )
 def test_set_changes_a_setting(talk, line, name, value):
-    talk.session.set_params(talk.session.params.with_(temperature=0.1, seed=5))
+    talk.session.set_params(talk.session.params.with_(temperature=0.1, seed=5), ())
     said = talk.run(f"/set {line}")
     assert getattr(talk.session.params, name) == value
     assert said.startswith(name)
@@ -159,7 +159,10 @@ def test_set_shows_all_or_one(talk):
 
 def test_settings_in_one_line():
     params = SamplingParams(max_tokens=9, temperature=0.0, stop=["a b"], ignore_eos=True)
-    assert settings_line(params) == "temperature 0.0, stop 'a b', ignore_eos on, max_tokens 9"
+    chat = Session(Stub(), params, given=["top_p"])
+    assert settings_line(chat) == (
+        "temperature 0.0, top_p 1.0, stop 'a b', ignore_eos on, max_tokens 9"
+    )
     assert show_value({3: 0.5}) == "3:0.5"
 
 

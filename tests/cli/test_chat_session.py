@@ -160,7 +160,7 @@ def test_ctrl_c_between_two_tokens_aborts_the_request():
 def test_an_answer_without_text_is_not_kept():
     chat = session()
 
-    def stream(prompt, params):
+    def stream(*args):
         raise KeyboardInterrupt
         yield
 
@@ -228,9 +228,10 @@ def over_fake(tiny_folder):
     """The backend of an engine over `FakeRunner`, which says the alphabet."""
     tokenizer = load_tokenizer(tiny_folder)
 
-    def make(defaults, **options):
+    def make(defaults, window=1024, **options):
         config = EngineConfig(model=str(tiny_folder), **options)
-        limits = replace(FakeRunner().limits, vocab_size=300, generation_defaults=defaults)
+        limits = replace(FakeRunner().limits, vocab_size=300, max_model_len=window)
+        limits = replace(limits, generation_defaults=defaults)
         runner = FakeRunner(limits, next_token=lambda history, spec: 97 + spec.position % 26)
         backend = EngineBackend(Prepared(LLM.over(runner, tokenizer, config)))
         backend.load()
@@ -253,14 +254,14 @@ def test_each_turn_computes_only_what_is_new(over_fake):
 
 
 def test_a_long_conversation_over_the_real_engine(over_fake):
-    chat = Session(over_fake({}), SamplingParams(max_tokens=None))
+    chat = Session(over_fake({}, window=256), SamplingParams(max_tokens=None))
     for i in range(4):
-        reply = ask(chat, f"{i} " + "x" * 300)
+        reply = ask(chat, f"{i} " + "x" * 60)
         assert reply.text
-        assert reply.used <= 1024
+        assert reply.used <= 256
     assert chat.first > 0
-    with pytest.raises(ContextLengthError, match="window has 1024"):
-        ask(chat, "x" * 2000)
+    with pytest.raises(ContextLengthError, match="window has 256"):
+        ask(chat, "x" * 500)
     assert ask(chat, "hi").text
 
 
@@ -270,9 +271,9 @@ def test_settings_that_the_model_cannot_serve_are_refused_at_once(over_fake):
         Session(backend, SamplingParams(stop_token_ids=[999]))
     with pytest.raises(RequestError, match="min_tokens"):
         Session(backend, SamplingParams(min_tokens=2000, max_tokens=None))
-    chat = Session(backend, SamplingParams(max_tokens=5000))
+    chat = Session(backend, SamplingParams(max_tokens=5000, stop=["bcd"]))
     with pytest.raises(RequestError, match="logit_bias"):
-        chat.set_params(chat.params.with_(logit_bias={999: 1.0}))
+        chat.set_params(chat.params.with_(logit_bias={999: 1.0}), ())
     assert ask(chat, "hi").text
 
 

@@ -13,14 +13,27 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.arguments import Parser, add_engine_flags, add_sampling_flags, sampling_options
+from octavo.cli.arguments import (
+    Parser,
+    add_engine_flags,
+    add_sampling_flags,
+    engine_options,
+    sampling_options,
+)
 from octavo.cli.chat_backend import SAMPLING, Backend, EngineBackend
 from octavo.cli.chat_commands import UNUSED_SETTINGS, Commands, figures, settings_line, split
 from octavo.cli.chat_input import LineReader, PromptReader, Reader, message_of
 from octavo.cli.chat_session import Reply, Session
 from octavo.cli.generate import SKIP, prepare
-from octavo.errors import EngineDeadError, OctavoError, RequestError
-from octavo.log import configure, find_cache_dir, terminal_abilities
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
+from octavo.log import (
+    api_keys_from_environment,
+    configure,
+    find_cache_dir,
+    openai_key_from_environment,
+    terminal_abilities,
+)
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +45,12 @@ DEFAULTS: dict[str, object] = {"max_tokens": None, **SAMPLING}
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="talk to a running server with OpenAI's interface, such as http://127.0.0.1:8000 "
+        "(with the key in OCTAVO_API_KEY or OPENAI_API_KEY), instead of loading a model",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
     add_engine_flags(parser, SKIP)
     add_sampling_flags(parser, DEFAULTS)
@@ -45,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     _check(options)
     backend = open_backend(args)
     params, source = backend.default_params(options)
-    session = Session(backend, params, args.system)
+    session = Session(backend, params, args.system, options)
     backend.load()
     moves, colours = _prepare_streams()
     screen = Screen(sys.stdout, sys.stderr, colours)
@@ -69,8 +88,17 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """What the command line names; its model is not loaded yet."""
-    return EngineBackend(prepare(args))
+    """What the command line names; its model is not loaded yet. Raises ConfigError."""
+    if args.url is None:
+        return EngineBackend(prepare(args))
+    from octavo.cli.chat_server import ServerBackend
+
+    if unused := engine_options(args, ("model", *SKIP)):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise ConfigError(f"with --url the server has loaded the model; leave out {flags}")
+    model = None if args.model == EngineConfig.model else args.model
+    keys = api_keys_from_environment()
+    return ServerBackend(args.url, model, keys[0] if keys else openai_key_from_environment())
 
 
 class Chat:
@@ -90,7 +118,8 @@ class Chat:
         """Say what answers, and how. source: whose settings these are."""
         name, window = self.session.backend.name, self.session.backend.window
         size = f"; window of {window} tokens" if window else ""
-        self._screen.note(f"{name}: {settings_line(self.session.params)} ({source}){size}")
+        settings = f"{settings_line(self.session)} ({source})".lstrip()
+        self._screen.note(f"{name}: {settings}{size}")
         self._screen.note("Type a message; /help lists the commands, Ctrl-D leaves.")
 
     def loop(self) -> int:

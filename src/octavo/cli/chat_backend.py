@@ -42,7 +42,13 @@ class Piece:
 
 
 class Backend(Protocol):
-    """A model that answers conversations. window: its tokens, None where that is not known."""
+    """A model that answers conversations.
+
+    window: its tokens, None where that is not known. knows_defaults: whether `default_params` are
+    what is sampled with; else the settings that nobody gave are the server's, and not known.
+    """
+
+    knows_defaults: bool
 
     @property
     def name(self) -> str: ...
@@ -66,13 +72,20 @@ class Backend(Protocol):
         """What takes long, and must precede `stream`."""
         ...
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
-        """The answer in pieces. Closing the generator aborts the request."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, given: frozenset[str]
+    ) -> Generator[Piece, None, None]:
+        """The answer in pieces. Closing the generator aborts the request.
+
+        given: the settings that the user gave.
+        """
         ...
 
 
 class EngineBackend:
     """The engine in this process."""
+
+    knows_defaults = True
 
     def __init__(self, prepared: "Preparation") -> None:
         self._prepared = prepared
@@ -102,7 +115,9 @@ class EngineBackend:
     def load(self) -> None:
         self._llm = self._prepared.load()
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[Piece, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, given: frozenset[str]
+    ) -> Generator[Piece, None, None]:
         assert self._llm is not None, "load() comes first"
         with contextlib.closing(self._llm.stream(prompt.content, params)) as outputs:
             for output in outputs:

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     "/load": Command("FILE", "go on with a conversation saved as .json"),
     "/exit": Command("", "leave (also /quit, Ctrl-D)"),
 }
+_SERVERS = "(the server's)"  # a setting that nobody gave, whose value is not known here
 ALIASES = {
     "/?": "/help",
     "/reset": "/clear",
@@ -138,16 +139,19 @@ class Commands:
         name = name.replace("-", "_")
         if values:
             value = getattr(self._start, name) if values == ["default"] else _parse(name, values)
-            self._session.set_params(self._session.params.with_(**{name: value}))
+            given = self._session.given
+            given = given - {name} if values == ["default"] else given | {name}
+            self._session.set_params(self._session.params.with_(**{name: value}), given)
         elif not name:
             self._say("\n".join(self._setting(name) for name in SETTINGS))
             return
         self._say(self._setting(name))
 
     def _setting(self, name: str) -> str:
-        return (
-            f"{name:26} {show_value(getattr(self._session.params, name)):12} {SAMPLING_HELP[name]}"
-        )
+        session = self._session
+        known = session.backend.knows_defaults or name in session.given
+        value = show_value(getattr(session.params, name)) if known else _SERVERS
+        return f"{name:26} {value:12} {SAMPLING_HELP[name]}"
 
     def _stats(self, _: str) -> None:
         self._say("\n".join(stats_lines(self._session)))
@@ -168,11 +172,11 @@ class Commands:
         path, session = _path("/load", arguments), self._session
         saved = chat_files.load(path)
         if saved.settings is not None:
-            session.set_params(saved.settings)
+            session.set_params(saved.settings, chat_files.changed_settings(saved.settings))
         session.set_system(saved.system)
         session.restore(saved.turns)
         self._files = {path.absolute()}
-        self._say(f"({_turns(len(saved.turns))} of {path}; {settings_line(session.params)})")
+        self._say(f"({_turns(len(saved.turns))} of {path}; {settings_line(session)})")
 
 
 class _SettingParser(Parser):
@@ -229,13 +233,15 @@ def show_value(value: object) -> str:
     return "none" if value is None else f"{value}"
 
 
-def settings_line(params: SamplingParams) -> str:
-    """Temperature, and every other setting that differs from SamplingParams' own default."""
-    plain = SamplingParams(max_tokens=None)
+def settings_line(session: Session) -> str:
+    """Temperature and the settings that differ from SamplingParams' own defaults, if known."""
+    plain, params = SamplingParams(max_tokens=None), session.params
     shown = [
         f"{name} {show_value(getattr(params, name))}"
         for name in SETTINGS
-        if name == "temperature" or getattr(params, name) != getattr(plain, name)
+        if name in session.given
+        or (session.backend.knows_defaults and name == "temperature")
+        or getattr(params, name) != getattr(plain, name)
     ]
     return ", ".join(shown)
 
@@ -259,7 +265,7 @@ def stats_lines(session: Session) -> list[str]:
         lines.append(f"window       {window} tokens")
     if session.first:
         lines.append(f"dropped      the oldest {_turns(session.first)}: the window was full")
-    lines.append(f"settings     {settings_line(session.params)}")
+    lines.append(f"settings     {settings_line(session) or _SERVERS}")
     return lines
 
 

@@ -7,7 +7,7 @@ generated, and prints what the returned `Reply` says.
 import bisect
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,8 +68,10 @@ class Session:
         backend: Backend,
         params: SamplingParams,
         system: str | None = None,
+        given: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """given: the settings that the user gave; the others are the backend's."""
         self.backend = backend
         self.turns: list[Turn] = []
         self.first = 0
@@ -78,7 +80,7 @@ class Session:
         self._clock = clock
         self._system: str | None = None
         self.set_system(system)
-        self.set_params(params)
+        self.set_params(params, given)
 
     @property
     def system(self) -> str | None:
@@ -100,11 +102,16 @@ class Session:
     def params(self) -> SamplingParams:
         return self._params
 
-    def set_params(self, params: SamplingParams) -> None:
+    @property
+    def given(self) -> frozenset[str]:
+        return self._given
+
+    def set_params(self, params: SamplingParams, given: Iterable[str]) -> None:
         """Replace the settings. Raises RequestError for those that the model cannot serve."""
         prompt = self.backend.prepare(messages(self._system, (), "Hi"))
         self.backend.check(prompt, params.with_(max_tokens=None))  # capped by the room anyway
         self._params = params
+        self._given = frozenset(given)
 
     def clear(self) -> None:
         """Forget every turn; system message and settings stay."""
@@ -201,7 +208,7 @@ class Session:
         stopped = False
         try:
             # Closing the stream aborts the request, even if Ctrl-C comes between two tokens.
-            with contextlib.closing(self.backend.stream(prompt, params)) as pieces:
+            with contextlib.closing(self.backend.stream(prompt, params, self.given)) as pieces:
                 for piece in pieces:
                     record.add(piece)
                     show(piece.text)
@@ -221,12 +228,14 @@ class _Record:
         self._texts: list[str] = []
         self._count = 0
         self._piece = Piece("")
+        self._reason: str | None = None
 
     def add(self, piece: Piece) -> None:
         self._last = self._clock()
         self._texts.append(piece.text)
         self._count += piece.num_tokens
         self._piece = piece
+        self._reason = piece.finish_reason or self._reason
         if self._first is None and piece.num_tokens:
             self._first = (self._last, piece.num_tokens)
 
@@ -242,7 +251,7 @@ class _Record:
         ending: Ending = "complete"
         if stopped:
             ending = "stopped"
-        elif self._piece.finish_reason == "length":
+        elif self._reason == "length":
             full = max_tokens is not None and self._count >= max_tokens
             ending = "max_tokens" if full else "window"
         prompt = self._piece.prompt_tokens
