@@ -129,7 +129,8 @@ _TRANSFER = Why("the KV cache is not sent to other machines or stores",
 _RL = Why("weights cannot be changed while the engine runs", "start an engine with the new weights")
 _PROFILER = Why("there is no profiler", "use py-spy or perf on the engine's process")
 _TRACE = Why("there is no tracing", "/metrics has the figures")
-_LOGGING = Why("there is one log", "set OCTAVO_LOG_LEVEL, or configure the logger 'octavo'")
+_LOGGING = Why("there is one log", "set OCTAVO_LOG_LEVEL, OCTAVO_LOG_FORMAT, or configure the "
+               "logger 'octavo'")
 _CUSTOM = Why("vLLM's classes cannot be plugged in",
               "use attention.register_attention_impl, devices.register or LLM(scheduler=...)")
 _RAY = Why("Ray is not used", "leave it out")
@@ -138,7 +139,7 @@ _LOADING = Why("there is one way to read safetensors and GGUF", "leave it out")
 _TOKENIZER = Why("a model is loaded with its tokenizer, in one way", "leave it out")
 _STORED = Why("Hugging Face's own settings apply", "set HF_TOKEN or HF_HOME in the environment")
 _EXPERIMENTAL = Why("it is an experiment of vLLM's", "leave it out")
-_METRICS = Why("the metrics are fixed", "/metrics and /dashboard have all of them")
+_METRICS = Why("the metrics are fixed", "docs/server.md lists all of them")
 _DIFFUSION = Why("diffusion models are not supported", "docs/models.md lists the models that are")
 _REMOVED = Why("vLLM has dropped it", "leave it out")
 _QUEUE = Why("the queue is bounded by the requests that wait", "use max_waiting")
@@ -415,7 +416,9 @@ _SERVER = [
     *_refused(V, Why("it belongs to a request", "send stream_options with it"),
               enable_force_include_usage=False),
     *_refused(V, Why("the log and /metrics have the times of requests", "read them there"),
-              enable_per_request_metrics=False, enable_server_load_tracking=False),
+              enable_per_request_metrics=False),
+    *_idle(V, "GET /load always answers", enable_server_load_tracking=(False, True)),
+    *_idle(V, "/docs loads nothing from elsewhere", enable_offline_docs=(False, True)),
     *_refused(V, Why("streams are sent token by token, and nothing between them", "leave it out"),
               sse_keep_alive_interval=0),
     *_refused(V, Why("/tokenize and /detokenize are there, and no more", "leave it out"),
@@ -434,7 +437,7 @@ _SERVER = [
               ssl_ciphers=None),
     *_refused(V, _CUSTOM, middleware=[]),
     *_refused(V, Why("/docs is part of the server", "put a proxy in front"),
-              disable_fastapi_docs=False, enable_offline_docs=False),
+              disable_fastapi_docs=False),
     *_refused(V, Why("the sizes of a request's head are fixed (docs/server.md)", "leave it out"),
               h11_max_incomplete_event_size=4194304, h11_max_header_count=256),
 ]
@@ -623,8 +626,7 @@ _IMPORTS = [
     *_refused(P, Why("benchmarks are run by a command", "use octavo bench"), benchmarks=None),
     *_refused(P, Why("nothing counts its users", "leave it out"), usage=None),
     *_refused(P, _HELPERS, utils=None),
-    *_refused(P, Why("Octavo reads OCTAVO_LOG_LEVEL, OCTAVO_CACHE_DIR and OCTAVO_API_KEY only",
-                     "use options"), envs=None),
+    *_refused(P, Why("Octavo has variables of its own", "docs/deploy.md lists them"), envs=None),
 ]
 
 # fmt: on
