@@ -1,4 +1,5 @@
-"""The pages of docs/ that are made from the code: docs/tree.md and docs/flags.md.
+"""The pages of docs/ that are made from the code: docs/tree.md, docs/flags.md and part of
+docs/from-vllm.md.
 
     python -m scripts.docs [--write]
 
@@ -12,9 +13,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from octavo import vllm_names
 from octavo.cli import bench
 from octavo.cli.arguments import Parser
 from octavo.cli.main import COMMANDS, command_parser
+from octavo.vllm_names import Entry, Kind, Status
 
 ROOT = Path(__file__).parent.parent
 _PARTS = ("src/octavo", "tests", "benchmarks", "scripts", "examples", "docs")
@@ -181,7 +184,61 @@ def _listed(commands: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-PAGES: dict[str, Callable[[], str]] = {"docs/tree.md": tree_page, "docs/flags.md": flags_page}
+_MADE = "<!-- made by make docs from here on -->"
+_HEADINGS = {
+    Kind.ENGINE: "Engine options: keywords of `LLM` and `EngineArgs`, and flags",
+    Kind.SERVER: "Flags of the server",
+    Kind.SAMPLING: "Sampling parameters",
+    Kind.PROMPT: "Keys of a prompt",
+    Kind.METHOD: "Methods of `LLM`",
+    Kind.ARGUMENT: "Arguments of the methods of `LLM`",
+    Kind.REQUEST: "Fields of a request",
+    Kind.IMPORT: "Imports",
+}
+
+
+def from_vllm_page() -> str:
+    """docs/from-vllm.md: the introduction that stands there, and the table of vLLM's names."""
+    before = (ROOT / "docs/from-vllm.md").read_text().partition(_MADE)[0]
+    lines = [before + _MADE, "", f"The names are those of vLLM {vllm_names.VERSION}.", ""]
+    for kind, heading in _HEADINGS.items():
+        lines += [f"## {heading}", "", *_vllm_table(kind), ""]
+    return "\n".join(lines)
+
+
+def _vllm_table(kind: Kind) -> list[str]:
+    """Names of one kind: the supported ones in a line, then a row for each reason."""
+    same = [e for e in vllm_names.entries(kind) if e.status is Status.SUPPORTED and not e.note]
+    lines = [f"The same: {', '.join(f'`{entry.name}`' for entry in same)}.", ""]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for entry in vllm_names.entries(kind):
+        if entry in same:
+            continue
+        if entry.status in (Status.SUPPORTED, Status.NO_EFFECT):
+            state, text = "taken", entry.note
+        elif entry.status is Status.RENAMED:
+            state, text = "taken", f"the same as `{entry.ours}`"
+        else:
+            state, text = "refused", entry.refusal()
+        rows.setdefault((state, text), []).append(_vllm_name(entry))
+    lines += ["| Names | | What it means here, or why not and what to use |", "|---|---|---|"]
+    lines += [f"| {', '.join(names)} | {state} | {text} |" for (state, text), names in rows.items()]
+    return lines
+
+
+def _vllm_name(entry: Entry) -> str:
+    """A name, and the values that are taken, where that is not obvious."""
+    values = [v for v in entry.taken if v is not None]
+    if entry.status is Status.NO_EFFECT and not entry.any_value:
+        return f"`{entry.name}` ({', '.join(f'`{value!r}`' for value in values)})"
+    return f"`{entry.name}`"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/tree.md": tree_page,
+    "docs/flags.md": flags_page,
+    "docs/from-vllm.md": from_vllm_page,
+}
 
 
 def main() -> int:

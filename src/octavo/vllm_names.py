@@ -116,13 +116,13 @@ _BEAM = Why("beam search is not supported", "use n with a temperature, and rank 
             "cumulative_logprob")
 _PROCESSORS = Why("logits processors are not supported: their Python would hold up all requests",
                   "use logit_bias, allowed_token_ids or bad_words")
-_PARALLEL = Why("one engine runs on one machine, in one process",
+_PARALLEL = Why("an engine is one process on one machine",
                 "start several servers behind a load balancer")
 _GPU = Why("it configures GPU kernels, and Octavo computes on a CPU", "leave it out")
 _COMPILE = Why("nothing is compiled with torch: steps are captured as they are",
                "leave it out; enforce_eager=True turns capturing off")
 _MAMBA = Why("state-space models are not supported", "docs/models.md lists the models that are")
-_MOE = Why("mixture-of-experts options are not supported", "leave it out")
+_MOE = Why("mixtures of experts are not supported", "docs/models.md lists the models that are")
 _OFFLOAD = Why("weights stay in memory", "use quantization='int8' or 'int4' to make them smaller")
 _TRANSFER = Why("the KV cache is not sent to other machines or stores",
                 "prefixes are cached in memory (enable_prefix_caching)")
@@ -142,7 +142,7 @@ _EXPERIMENTAL = Why("it is an experiment of vLLM's", "leave it out")
 _METRICS = Why("the metrics are fixed", "docs/server.md lists all of them")
 _DIFFUSION = Why("diffusion models are not supported", "docs/models.md lists the models that are")
 _REMOVED = Why("vLLM has dropped it", "leave it out")
-_QUEUE = Why("the queue is bounded by the requests that wait", "use max_waiting")
+_QUEUE = Why("only waiting requests are counted", "use max_waiting")
 _GUARD = Why("there is no watchdog", "--restart-engine restarts an engine that died")
 _PROMPTS = Why("prompts are text or token ids", "use prompt or prompt_token_ids")
 _TRUNCATE = Why("prompts are never cut silently", "cut the prompt before it is sent")
@@ -247,7 +247,7 @@ _ENGINE = [
               "disable_custom_all_reduce disable_nccl_for_dp_synchronization"),
     *_ignored(E, "there is no cascade attention", "disable_cascade_attn"),
     *_idle(E, "requests are not logged unless log_requests is set", disable_log_requests=True),
-    *_ignored(E, "the block manager and the scheduler of vLLM's present versions are meant",
+    *_ignored(E, "there is one block manager",
               "use_v2_block_manager"),
     # vLLM's defaults are taken; other values are refused.
     *_refused(E, _LORA, enable_lora=False, max_loras=1, max_lora_rank=16, default_mm_loras=None,
@@ -345,9 +345,9 @@ _ENGINE = [
                      "give tokenizer a folder with the other one"), tokenizer_revision=None),
     *_refused(E, _PROMPTS, enable_prompt_embeds=False),
     *_refused(E, _QUEUE, max_num_queued_reqs=None, max_num_queued_tokens=None),
-    *_refused(E, Why("what runs at once is bounded in one place", "use max_num_seqs"),
+    *_refused(E, Why("one option bounds the running requests", "use max_num_seqs"),
               max_num_active_seqs=None),
-    *_refused(E, Why("a step is bounded in one place", "use max_num_batched_tokens"),
+    *_refused(E, Why("one option bounds the tokens of a step", "use max_num_batched_tokens"),
               max_num_scheduled_tokens=None),
     *_refused(E, Why("the policy decides on how prompts are cut",
                      "use scheduler='slo,p99_itl_ms=...' to bound the time between tokens"),
@@ -358,7 +358,7 @@ _ENGINE = [
                      "leave it out"), watermark=0),
     *_refused(E, _REMOVED, num_scheduler_steps=1, multi_step_stream_outputs=True,
               num_lookahead_slots=0, scheduler_delay_factor=0, max_paddings=None),
-    *_refused(E, Why("blocks are found by a hash of their own", "leave it out"),
+    *_refused(E, Why("prefixes are identified by BLAKE2b, as good as SHA-256", "leave it out"),
               prefix_caching_hash_algo="sha256", prefix_cache_retention_interval=0,
               prefix_match_unit=None),
     *_refused(E, Why("a model's windows are part of it", "leave it out"),
@@ -370,7 +370,7 @@ _ENGINE = [
     *_refused(E, Why("sampling defaults are the model's or the built-in ones (generation_config)",
                      "give the parameters with the requests"), override_generation_config={}),
     *_refused(E, Why("outputs come at every step", "leave it out"), stream_interval=1),
-    *_refused(E, Why("the names in requests belong to a server", "use octavo serve"),
+    *_refused(E, Why("it is an option of the server", "use octavo serve"),
               served_model_name=None, enable_log_requests=False, shutdown_timeout=0,
               tokens_only=False),
     *_refused(E, _GUARD, watchdog_config=None, fault_tolerance_config=None,
