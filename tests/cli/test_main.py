@@ -15,8 +15,9 @@ from octavo.errors import ConfigError
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
     helpers = {"__init__", "main", "arguments", "preparation", "prompts"}
     files = {path.stem for path in Path(octavo.cli.__file__).parent.glob("*.py")} - helpers
-    parts = {name for name in files if name.partition("_")[0] in frame.COMMANDS}  # as chat_input
-    assert files - parts | files & set(frame.COMMANDS) == set(frame.COMMANDS)
+    commands = {name.replace("-", "_") for name in frame.COMMANDS}
+    parts = {name for name in files if name.partition("_")[0] in commands}  # as chat_input
+    assert files - parts | files & commands == commands
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +52,18 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         frame.main([command, "--help"])
     assert stop.value.code == 0
     assert f"usage: octavo {command}" in capsys.readouterr().out
+
+
+def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main(["version"]) == frame.main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == f"octavo {octavo.__version__}"
+    assert frame.main(["help"]) == 0
+    assert "commands:" in capsys.readouterr().out
+    assert frame.main(["help", "run-batch"]) == 0
+    assert "--input-file" in capsys.readouterr().out
+    assert frame.main(["help", "genrate"]) == 2
+    assert "did you mean 'generate'?" in capsys.readouterr().err
 
 
 def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:

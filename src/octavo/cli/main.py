@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from octavo.cli.arguments import Parser
 from octavo.errors import OctavoError, nearest
@@ -18,10 +19,14 @@ from octavo.version import __version__
 COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's API",
     "generate": "answer prompts from the command line or standard input",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
     "chat": "talk to a model in the terminal",
     "pull": "fetch an embedded model",
     "bench": "run benchmarks, of Octavo alone or against other engines",
 }
+
+# Taken as commands, too; -h and -V are the same.
+_WORDS = ("help", "version")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,15 +50,17 @@ def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
+    if argv[0] == "help":
+        return _help(argv[1:])
+    if argv[0] in ("-V", "--version", "version"):
         print(f"octavo {__version__}")
         return 0
     if argv[0] not in COMMANDS:
         kind = "flag" if argv[0].startswith("-") else "command"
-        known = ["--help", "--version"] if kind == "flag" else list(COMMANDS)
+        known = ["--help", "--version"] if kind == "flag" else [*COMMANDS, *_WORDS]
         print(f"octavo: unknown {kind} {argv[0]!r}{nearest(argv[0], known)}", file=sys.stderr)
         return 2
-    module = import_module(f"octavo.cli.{argv[0]}")
+    module = _module(argv[0])
     status: int = module.run(command_parser(argv[0]).parse(argv[1:]))
     return status
 
@@ -63,8 +70,25 @@ def command_parser(command: str) -> Parser:
     prog = f"octavo {command}"
     what = COMMANDS[command]
     parser = Parser(prog=prog, usage=f"{prog} [ARGUMENT] [FLAGS]", description=f"{what}.")
-    import_module(f"octavo.cli.{command}").add_arguments(parser)
+    _module(command).add_arguments(parser)
     return parser
+
+
+def _module(command: str) -> Any:
+    return import_module(f"octavo.cli.{command.replace('-', '_')}")
+
+
+def _help(words: Sequence[str]) -> int:
+    """`octavo help COMMAND` is `octavo COMMAND --help`."""
+    if not words:
+        print(_overview())
+        return 0
+    if len(words) > 1 or words[0] not in COMMANDS:
+        hint = nearest(words[0], COMMANDS)
+        print(f"octavo help: no command {' '.join(words)!r}{hint}", file=sys.stderr)
+        return 2
+    command_parser(words[0]).print_help()
+    return 0
 
 
 def _overview() -> str:
@@ -79,6 +103,6 @@ def _overview() -> str:
             "commands:",
             *lines,
             "",
-            "octavo COMMAND --help lists a command's flags; octavo --version prints the version.",
+            "octavo help COMMAND lists a command's flags; octavo version prints the version.",
         ]
     )

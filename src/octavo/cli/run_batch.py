@@ -1,0 +1,288 @@
+"""`octavo run-batch`: answer a file of requests in OpenAI's batch format, and go on where it ended.
+
+Input is read as a stream and answers are written as they come, each as one whole line, so that
+neither file has to fit into memory and nothing that was answered is lost. Run again, it skips what
+the output has; a line that was cut when the process was killed is removed and answered again.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from octavo.cli.arguments import Parser, add_engine_flags, engine_options
+from octavo.config import OFFLINE_SCHEDULER, EngineConfig
+from octavo.errors import ConfigError, RequestError
+from octavo.log import can_redraw, configure
+
+if TYPE_CHECKING:
+    from octavo.server.batch import BatchEngine
+
+_LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
+_MAX_LINE = 1 << 26  # bytes
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "-i", "--input-file", required=True, metavar="FILE",
+        help="requests, one JSON object a line: custom_id, method, url, body",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="FILE",
+        help="answers, one a line, as they come; what it holds already is not asked again",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="start the output anew")
+    parser.add_argument(
+        "--served-model-name", nargs="+", default=(), metavar="NAME",
+        help="names of the model in requests (default: MODEL)",
+    )  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace, executor: str | None = None) -> int:
+    """executor: `module:name`, for tests. 0 if each line has an answer, 1 if some failed."""
+    configure(default="info" if args.verbose else "warning")
+    asked = {"model": args.model, **engine_options(args, ("model", "served_model_name"))}
+    config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **asked})
+    source = Path(args.input_file).expanduser()
+    with _input(source) as lines, _output(Path(args.output_file).expanduser()) as out:
+        if os.path.samestat(os.fstat(lines.fileno()), os.fstat(out.fileno())):
+            raise ConfigError("--output-file is the input file; name another one")
+        if args.overwrite:
+            out.truncate(0)
+        done = Done.read(out)
+        # Imported late: a wrong file is told without the web framework.
+        from octavo.engine.preflight import check_options
+        from octavo.server.batch import batch_engine
+
+        check_options(config)
+        batch = Batch(lines, out, done, _count(source))
+        if batch.all_done():
+            return batch.summary()
+        names = tuple(args.served_model_name)
+        engine = batch_engine(config, names, *([executor] if executor else []))
+
+        async def main() -> int:
+            async with engine as running:
+                return await batch.run(running, 2 * config.max_num_seqs)
+
+        return asyncio.run(main())
+
+
+class Done:
+    """What the output has: digests of ids, and numbers of lines without one."""
+
+    def __init__(self) -> None:
+        self.ids: set[bytes] = set()
+        self.lines: set[int] = set()
+        self.failed = 0
+
+    @classmethod
+    def read(cls, out: IO[bytes]) -> "Done":
+        """Read the answers so far and cut off a last line that is not whole.
+
+        Raises ConfigError for a file that is something else.
+        """
+        done, end = cls(), 0
+        out.seek(0)
+        for number, line in enumerate(out, 1):
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            done._add(line, number)
+        out.truncate(end)
+        out.seek(end)
+        return done
+
+    def _add(self, line: bytes, number: int) -> None:
+        try:
+            value = json.loads(line)
+            name, error = value["custom_id"], value["error"]
+            where = -1 if name is not None else int(error["line"])
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"line {number} of the output file is no answer of a batch; name another file, "
+                "or give --overwrite"
+            ) from None
+        self.failed += error is not None
+        if name is None:
+            self.lines.add(where)
+        else:
+            self.ids.add(digest(name))
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.lines)
+
+
+class Batch:
+    """One run over a file.
+
+    lines: the input; out: the output, at its end; total: how many lines have text.
+    """
+
+    def __init__(self, lines: IO[bytes], out: IO[bytes], done: Done, total: int) -> None:
+        self._lines, self._out, self._done, self._total = lines, out, done, total
+        self._before, self._failed_before = len(done), done.failed
+        self._answered = self._failed = self._tokens = 0
+        self._seen: set[bytes] = set()  # ids of this run, to find one that is given twice
+
+    def all_done(self) -> bool:
+        return self._total <= self._before
+
+    async def run(self, engine: "BatchEngine", most: int) -> int:
+        """Answer what is not answered, `most` requests at a time. Returns the exit code."""
+        tasks: set[asyncio.Task[None]] = set()
+        with self._progress() as show:
+            try:
+                async for number, line in self._new_lines():
+                    tasks.add(asyncio.create_task(self._answer(engine, number, line)))
+                    while len(tasks) >= most:
+                        tasks = await self._some(tasks, show)
+                while tasks:
+                    tasks = await self._some(tasks, show)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return self.summary()
+
+    def summary(self) -> int:
+        """Say what was done; the exit code."""
+        failed = self._failed + self._failed_before
+        parts = [f"{self._answered} answered now", f"{self._before} were there already"]
+        if failed:
+            parts.append(f"{failed} of all failed (their lines have 'error')")
+        print(f"octavo run-batch: {', '.join(parts)}", file=sys.stderr)
+        return 1 if failed else 0
+
+    async def _some(self, tasks: "set[asyncio.Task[None]]", show: Any) -> "set[asyncio.Task[None]]":
+        """Wait until one has ended, show how far it is; the tasks that go on."""
+        ended, left = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        show()
+        return left
+
+    async def _new_lines(self) -> AsyncIterator[tuple[int, bytes]]:
+        from octavo.server.batch import custom_id_of, error_line
+
+        number = 0
+        while line := await asyncio.to_thread(self._lines.readline, _MAX_LINE):
+            number += 1
+            if not line.strip():
+                continue
+            name = custom_id_of(line)
+            if name is None:
+                if number not in self._done.lines:
+                    yield number, line
+                continue
+            key = digest(name)
+            if key in self._seen:
+                if number not in self._done.lines:
+                    text = f"custom_id {name[:100]!r} is given twice"
+                    self._write(error_line(None, number, text))
+                continue
+            self._seen.add(key)
+            if key not in self._done.ids:
+                yield number, line
+
+    async def _answer(self, engine: "BatchEngine", number: int, line: bytes) -> None:
+        from octavo.server.batch import custom_id_of, error_line, parse_line
+
+        try:
+            request = parse_line(line)
+        except RequestError as error:
+            self._write(error_line(custom_id_of(line), number, str(error)))
+        else:
+            self._write(await engine.answer(request))
+
+    def _write(self, reply: dict[str, Any]) -> None:
+        """One line in one write, so that only the last one can be cut."""
+        self._out.write(json.dumps(reply, allow_nan=False).encode() + b"\n")
+        self._out.flush()
+        self._answered += 1
+        self._failed += reply["error"] is not None
+        usage = ((reply["response"] or {}).get("body") or {}).get("usage") or {}
+        self._tokens += usage.get("completion_tokens", 0)
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Any]:
+        """A function that shows how far the batch is: a bar, or a line every 10 s."""
+        began = told = time.monotonic()
+        if not can_redraw(sys.stderr):
+
+            def say() -> None:
+                nonlocal told
+                now = time.monotonic()
+                if now - told >= _LINE_SECONDS:
+                    told = now
+                    print(self._line(now - began), file=sys.stderr, flush=True)
+
+            yield say
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=self._total, initial=self._before, unit="req", dynamic_ncols=True) as bar:
+
+            def draw() -> None:
+                bar.n = self._before + self._answered
+                rate = self._tokens / max(time.monotonic() - began, 1e-9)
+                failed = f", {self._failed} failed" if self._failed else ""
+                bar.set_postfix_str(f"{rate:.0f} tok/s{failed}", refresh=True)
+
+            yield draw
+
+    def _line(self, seconds: float) -> str:
+        count = self._before + self._answered
+        rate = self._answered / seconds
+        left = (self._total - count) / rate if rate else 0
+        return (
+            f"{count} of {self._total} answered, {self._failed} failed; {rate:.1f} requests/s, "
+            f"{self._tokens / seconds:.0f} tokens/s, about {left:.0f} s left"
+        )
+
+
+def digest(name: str) -> bytes:
+    """Of a custom_id: a million of them take some 80 MB, whatever their length."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+
+def _count(path: Path) -> int:
+    """Lines with text."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+@contextlib.contextmanager
+def _input(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        file = path.open("rb")
+        file.peek(1)
+    except OSError as error:
+        raise ConfigError(f"--input-file {path} cannot be read: {error.strerror}") from None
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _output(path: Path) -> Iterator[IO[bytes]]:
+    """The output, which this process alone may write to while it is open."""
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise ConfigError(f"--output-file {path} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--output-file {path}: another run-batch writes to it") from None
+        yield file
