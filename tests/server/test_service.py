@@ -137,15 +137,17 @@ def test_a_deadline_orders_what_waits(make_server):
     ended = []
 
     def ask(name, **fields):
-        server.post("/v1/completions", prompt="!slow", max_tokens=5, ignore_eos=True, **fields)
+        server.post("/v1/completions", prompt="!slow", ignore_eos=True, **fields)
         ended.append(name)
 
-    asked = [("first", {}), ("late", {"deadline": 60}), ("soon", {"deadline": 1.5})]
+    first = {"max_tokens": 60}  # it outlasts the arrival of the others
+    late, soon = {"max_tokens": 10, "deadline": 60}, {"max_tokens": 10, "deadline": 1.5}
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        for name, fields in asked:
+        for count, (name, fields) in enumerate(
+            [("first", first), ("late", late), ("soon", soon)], start=1
+        ):
             pool.submit(ask, name, **fields)
-            wait_until(lambda name=name: server.service.client.in_flight >= 1)
-            time.sleep(0.02)
+            wait_until(lambda count=count: server.service.client.in_flight == count)
     assert ended == ["first", "soon", "late"]
     reply = server.post("/v1/completions", prompt="x", deadline=-1)
     assert reply.status_code == 400
