@@ -57,6 +57,14 @@ def llm_without_weights(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("octavo.LLM", make, raising=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_promises(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines of other programs of this user change no test, and no test changes theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path_factory.mktemp("engines")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _logger_as_it_was() -> Iterator[None]:
     """A command run in this process sets up the log; the next test must not inherit that."""

@@ -83,9 +83,11 @@ class EngineConfig:
     max_num_batched_tokens: int = _option(2048, "maximum number of tokens per step", low=1,
                                           size=True)  # fmt: skip
     block_size: int = _option(16, f"tokens in a KV block: one of {_BLOCK_SIZES}")
-    gpu_memory_utilization: float = _option(
-        0.9,
-        "fraction of the device's memory (on CPU: the machine's) for weights, activations and KV",
+    gpu_memory_utilization: float | None = _option(
+        None,
+        "fraction of the device's memory (on CPU: the machine's) for weights, activations and KV; "
+        "default: 0.9, and on CPU only as much of it as max_num_seqs requests can use, at most 4 "
+        "GiB of KV",
     )
     kv_cache_memory_bytes: int | None = _option(
         None, "size of the KV cache in bytes, such as 4G", low=1, size=True
@@ -131,7 +133,7 @@ class EngineConfig:
             raise ConfigError("model must not be empty")
         if self.block_size not in _BLOCK_SIZES:
             raise ConfigError(f"block_size must be one of {_BLOCK_SIZES}, not {self.block_size}")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
             )

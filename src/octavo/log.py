@@ -147,6 +147,15 @@ def find_cache_dir() -> Path | None:
         return None
 
 
+def find_runtime_dir() -> Path | None:
+    """Where engines of this user leave word for each other: OCTAVO_RUNTIME_DIR, else a folder in
+    the cache; None where there is none."""
+    if own := os.environ.get("OCTAVO_RUNTIME_DIR"):
+        return Path(own)
+    cache = find_cache_dir()
+    return None if cache is None else cache / "engines"
+
+
 def instruction_limit() -> str:
     """ONEDNN_MAX_CPU_ISA: the most that oneDNN may use of the processor, as "AVX2"; '' for all."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()

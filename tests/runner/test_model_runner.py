@@ -1,7 +1,10 @@
 """Sizing of the KV cache from a device's memory, and plans executed on a toy model."""
 
+import gc
 import logging
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from octavo.params import SamplingParams
 from octavo.runner import model_runner
 from octavo.runner.memory import GIB
 from octavo.runner.model_runner import ModelRunner, resolve_dtype
+from octavo.runner.promises import Promises
 from octavo.runner.sampler import NOT_NUMBERS
 
 
@@ -65,7 +69,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _devices(monkeypatch):
+def _devices(monkeypatch, tmp_path):
+    monkeypatch.setenv("OCTAVO_RUNTIME_DIR", str(tmp_path / "engines"))
     monkeypatch.setattr(devices, "_registered", {})
     for kind in (FixedDevice, SeparateDevice):
         devices.register(kind.name, kind)
@@ -146,6 +151,39 @@ def test_the_probe_stays_within_the_prepared_positions(folder, monkeypatch):
     monkeypatch.setattr(ModelRunner, "execute", spy)
     make(folder, max_model_len=40)
     assert asked == [40]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpu_memory_utilization": 0.001}, "gpu_memory_utilization=0.001 allows 4.10 MiB of 4.00"),
+        ({"num_gpu_blocks_override": 4}, "max_model_len is 128 but the KV cache holds 64 tokens"),
+        ({"kv_cache_memory_bytes": 10}, "no KV block fits"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_the_weights_are_read(folder, monkeypatch, options, says):
+    monkeypatch.setattr(model_runner, "load", None)
+    with pytest.raises(ConfigError, match=says):
+        make(folder, **options)
+    assert not list(Path(os.environ["OCTAVO_RUNTIME_DIR"]).glob("*.json"))
+
+
+def test_an_engine_promises_its_memory_until_it_is_closed(folder):
+    promises = Promises.of_user()
+    first = make(folder, gpu_memory_utilization=0.4)
+    (promise,) = promises.others()
+    terms = first.limits.memory
+    assert promise.model == str(folder)
+    assert promise.base == GIB
+    held = (first.limits.num_blocks - 1 + first.limits.num_host_blocks) * first.limits.block_bytes
+    assert promise.promised == held + terms["step_peak"]
+    second = make(folder)  # 3 GiB are free, of which the first has been promised 0.6
+    assert second.limits.memory["limit"] == GIB + int(0.9 * (3 * GIB - promise.promised))
+    assert len(promises.others()) == 2
+    first.close()
+    del second
+    gc.collect()
+    assert promises.others() == []
 
 
 def test_too_little_memory_is_refused_with_its_remedy(folder):

@@ -4,13 +4,15 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 `models.weights` checks and reads, and the architecture builds.
 """
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from octavo.attention import registry as attention_registry
+from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.checkpoint.base import Checkpoint
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemoryError
@@ -23,7 +25,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.files import resolve, resolve_tokenizer
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
-from octavo.quant.base import NONE, QuantConfig, quant_config
+from octavo.quant.base import INT4, INT8, NONE, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
 from octavo.text.loading import num_ids
 
@@ -31,6 +33,7 @@ logger = get_logger(__name__)
 
 # Tables of positions that any model may have, however small its weights are.
 _TABLE_BYTES = 2**30
+_BITS = {INT8: 8, INT4: 4}  # at least, of a value of a product's weight
 
 
 class LoadingDevice(Protocol):
@@ -70,11 +73,60 @@ class LoadingDevice(Protocol):
         ...
 
 
-def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Decoder:
-    """Load the model that `config` names, its weights in `dtype` on `device`.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model of which everything is known and checked but its weights.
 
-    Raises ModelNotFoundError, CheckpointError or ConfigError before any weight is read when
-    something is missing, damaged or unknown.
+    window: the longest sequence that positions are prepared for.
+    """
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    window: int
+    architecture: type[Decoder]
+    quantization: QuantConfig
+    backend: AttentionBackend
+    dtype: torch.dtype
+
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One per layer."""
+        return list(self.architecture.describe_attention(self.spec))
+
+    @property
+    def weight_bytes(self) -> int:
+        """The least that the weights take once they are loaded."""
+        if self.spec.quantization is not None:
+            return sum(tensor.num_bytes for tensor in self.checkpoint.tensors.values())
+        products = self.architecture.product_weights(self.spec)
+        bits = min(_BITS.get(method, self._bits) for method in self.quantization.methods)
+        shapes = self.architecture.parameter_shapes(self.spec).items()
+        return sum(
+            math.prod(shape) * (bits if name in products else self._bits) // 8
+            for name, shape in shapes
+        )
+
+    @property
+    def can_keep_codes(self) -> bool:
+        """Whether the file holds codes of few bits that are dequantized, which int4 would keep."""
+        stored = sum(tensor.num_bytes for tensor in self.checkpoint.tensors.values())
+        self_contained = self.checkpoint.container.self_contained
+        return (
+            self_contained
+            and self.quantization.default == NONE
+            and (2 * stored < self.weight_bytes)
+        )
+
+    @property
+    def _bits(self) -> int:
+        return 8 * self.dtype.itemsize
+
+
+def prepare(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Prepared:
+    """What `load` loads: the model that `config` names, its weights in `dtype` on `device`.
+
+    Raises ModelNotFoundError, CheckpointError or ConfigError when something is missing, damaged or
+    unknown.
     """
     checkpoint, spec, window = describe(config)
     architecture = registry.decoder_class(spec.family)
@@ -83,6 +135,18 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
         config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
         config.block_size, kv_dtype(config, dtype), device.attention_order,
     )  # fmt: skip
+    return Prepared(checkpoint, spec, window, architecture, quantization, backend, dtype)
+
+
+def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Decoder:
+    """`prepare`, then `load`."""
+    return load(prepare(config, device, dtype), config, device)
+
+
+def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Decoder:
+    """Read the weights of a prepared model. Raises CheckpointError."""
+    checkpoint, spec, dtype = prepared.checkpoint, prepared.spec, prepared.dtype
+    architecture = prepared.architecture
     logger.info(
         "loading %s (%s) from %s",
         config.model,
@@ -99,10 +163,10 @@ def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) 
             weights,
             ops=device.ops(dtype),
             products=products,
-            backend=backend,
-            window=window,
+            backend=prepared.backend,
+            window=prepared.window,
             head_rows=config.max_num_seqs,
-            quantization=quantization,
+            quantization=prepared.quantization,
         )
     logger.info("products: %s", products.explain())
     if products.unstable:

@@ -2,7 +2,7 @@
 
     budget = memory x share - already used - peak of one full step
 
-The figures come from the device.
+The figures come from the device. What the budget is divided into is `runner.sizing`'s part.
 """
 
 from dataclasses import dataclass
@@ -30,28 +30,39 @@ class DeviceMemory(Protocol):
         ...
 
 
+def shown(count: int) -> str:
+    """Bytes in a message."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if abs(count) >= unit / 10:
+            return f"{count / unit:.2f} {name}"
+    return f"{count / 1024:.2f} KiB"
+
+
 @dataclass(frozen=True, slots=True)
 class MemorySum:
-    """The terms, in bytes. `limit` is total x share, or `used` plus the share of what is free,
-    whichever is less."""
+    """The terms, in bytes. `limit` is total x share, or `used` plus the share of what is free and
+    not `promised` to other engines, whichever is less."""
 
     total: int
     limit: int
     used: int
     step_peak: int
+    promised: int = 0
 
     @staticmethod
-    def of(memory: DeviceMemory, share: float, step_peak: int) -> "MemorySum":
-        limit = min(int(memory.total * share), memory.used + int(memory.free * share))
-        return MemorySum(memory.total, limit, memory.used, step_peak)
+    def of(memory: DeviceMemory, share: float, step_peak: int, promised: int = 0) -> "MemorySum":
+        free = max(0, memory.free - promised)
+        limit = min(int(memory.total * share), memory.used + int(free * share))
+        return MemorySum(memory.total, limit, memory.used, step_peak, promised)
 
     @property
     def budget(self) -> int:
         return self.limit - self.used - self.step_peak
 
     def explain(self) -> str:
+        others = f", {shown(self.promised)} promised to other engines" if self.promised else ""
         return (
-            f"{self.limit / GIB:.2f} GiB usable of {self.total / GIB:.2f} "
-            f"- {self.used / GIB:.2f} in use (weights, program) "
-            f"- {self.step_peak / GIB:.2f} for a full step = {self.budget / GIB:.2f} GiB"
+            f"{shown(self.limit)} usable of {shown(self.total)}{others} "
+            f"- {shown(self.used)} in use (weights, program) "
+            f"- {shown(self.step_peak)} for a full step = {shown(self.budget)}"
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,20 +19,20 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
-    longest_sequence,
     num_gained,
     row_result,
 )
-from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
-from octavo.models.loader import kv_dtype, load_model
+from octavo.models.loader import Prepared, kv_dtype, load, prepare
 from octavo.params import SamplingParams
 from octavo.runner.batch import BatchBuilder
 from octavo.runner.device import Device, create_device
 from octavo.runner.kv_cache import KVCache, kv_layout
-from octavo.runner.memory import GIB, MemorySum
+from octavo.runner.memory import shown
+from octavo.runner.promises import Promises
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
+from octavo.runner.sizing import Needs, Sizing
 from octavo.runner.steps import CapturedSteps, capture_steps
 
 logger = get_logger(__name__)
@@ -52,19 +53,20 @@ class ModelRunner:
         self.device.start()
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.captured: CapturedSteps | None = None
-        with self.device.loading():
-            self.model: Decoder = load_model(config, self.device, self.dtype)
-        loaded = time.perf_counter()
+        prepared = prepare(config, self.device, self.dtype)
         self.kv_dtype = kv_dtype(config, self.dtype)
-        self.backend: AttentionBackend = self.model.backend
-        specs = self.model.attention_specs
+        self.backend: AttentionBackend = prepared.backend
+        specs = prepared.attention_specs
         self.layout = kv_layout(self.backend, specs, config.block_size, self.kv_dtype)
         self._block_bytes = self.layout.block_bytes
         if self.layout.groups == (FULL,) and any(spec.window for spec in specs):
             logger.info("layers with a window cache all keys: the KV of layers differs in shape")
+        sizing = self._begin_sizing(prepared)
+        with self.device.loading():
+            self.model: Decoder = load(prepared, config, self.device)
+        loaded = time.perf_counter()
         with progress.phase("running a step to measure its memory"):
-            budget, terms = self._kv_budget()
-        self.limits = self._limits(budget, terms)
+            self.limits = self._size(sizing)
         self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
         self.builder = self._make_builder(self.limits.max_model_len)
         with progress.phase("capturing steps"):
@@ -125,6 +127,8 @@ class ModelRunner:
         if any(part is not None for part in held):
             del held
             self.device.release()
+        if "_promise" in vars(self):
+            self._promise.release()
 
     def __del__(self) -> None:
         if "device" in vars(self):  # otherwise it has not begun to load
@@ -174,30 +178,48 @@ class ModelRunner:
         """How many rows of logits are computed at once."""
         return max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
 
-    def _kv_budget(self) -> tuple[int, dict[str, int]]:
-        """Bytes for KV blocks, and the terms of the budget."""
-        config = self.config
-        if config.num_gpu_blocks_override is not None:
-            return config.num_gpu_blocks_override * self._block_bytes, {}
-        if config.kv_cache_memory_bytes is not None:
-            return config.kv_cache_memory_bytes, {}
-        peak = self._step_peak()
-        found = MemorySum.of(self.device.memory(), config.gpu_memory_utilization, peak)
-        swap = self._swap_space
-        kv = found.budget
-        if self.device.shares_host_memory and not config.swap_path:
-            # The swap pool uses the same memory: a quarter of it at most.
-            swap = min(swap, max(0, kv // 4))
-            kv -= swap
-        logger.info("KV memory: %s; swap %.2f GiB", found.explain(), swap / GIB)
-        return kv, {
-            "total": found.total, "limit": found.limit, "used": found.used,
-            "step_peak": found.step_peak, "swap": swap, "kv": kv,
-        }  # fmt: skip
+    def _begin_sizing(self, prepared: Prepared) -> Sizing:
+        """Refuse what cannot fit, and promise this engine the memory of its weights."""
+        config, shared = self.config, self.device.shares_host_memory
+        self._promises = Promises.of_user() if shared else Promises(None)
+        needs = Needs(
+            self.layout.groups,
+            self._block_bytes,
+            config.max_model_len or prepared.spec.max_position,
+        )
+        with self._promises.sizing():
+            others = self._promises.others()
+            for other in others:
+                logger.info(
+                    "the engine of %s (process %d) was promised %s, of which %s are not in use yet",
+                    other.model, other.pid, shown(other.promised), shown(other.outstanding),
+                )  # fmt: skip
+            promised = sum(other.outstanding for other in others)
+            sizing = Sizing(config, needs, shared, promised, prepared.can_keep_codes)
+            memory, weights = self.device.memory(), prepared.weight_bytes
+            sizing.check(memory, weights)
+            self._promise = self._promises.make(config.model, weights, memory.used)
+        return sizing
 
-    @property
-    def _swap_space(self) -> int:
-        return int(self.config.swap_space * GIB)
+    def _size(self, sizing: Sizing) -> RunnerLimits:
+        """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
+        with self._promises.sizing():
+            self._promise.release()
+            promised = sum(other.outstanding for other in self._promises.others())
+            sizing = replace(sizing, promised=promised)
+            peak = 0
+            if sizing.given is not None:
+                division = sizing.take_given(self.device.memory(), sizing.given)
+            else:
+                peak = self._step_peak()
+                division = sizing.divide(self.device.memory(), peak)
+            window = sizing.window(division.kv)
+            blocks, host = division.kv // self._block_bytes, sizing.host_blocks(division)
+            held = blocks if self.config.swap_path else blocks + host
+            self._promise = self._promises.make(
+                self.config.model, held * self._block_bytes + peak, self.device.memory().used
+            )
+        return self._bare_limits(blocks + 1, window, division.terms, host)
 
     def _step_peak(self) -> int:
         """Memory that a full step needs, measured on a smaller step and scaled up.
@@ -221,34 +243,6 @@ class ModelRunner:
         peak = self.device.peak_of(lambda: self.execute(plan))
         logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
         return peak * -(-tokens // probe) + logits
-
-    def _limits(self, budget: int, terms: dict[str, int]) -> RunnerLimits:
-        """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
-        size = self.config.block_size
-        blocks = budget // self._block_bytes
-        groups = self.layout.groups
-        if blocks < len(groups):
-            raise NotEnoughMemoryError(
-                f"no KV block fits: {budget} bytes are left for KV and a block of {size} "
-                f"tokens takes {len(groups) * self._block_bytes}; raise gpu_memory_utilization or "
-                "kv_cache_memory_bytes, or give the machine more memory"
-            )
-        window = self.config.max_model_len or self.model.spec.max_position
-        most = longest_sequence(groups, blocks, size)
-        if window > most:
-            if self.config.max_model_len is not None:
-                raise ConfigError(
-                    f"max_model_len is {window} but the KV cache holds {most} tokens "
-                    f"({blocks} blocks of {size}); set max_model_len to at most {most}, "
-                    "or give the KV cache more memory"
-                )
-            logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache "
-                           "holds", most, window)  # fmt: skip
-            window = most
-        # At most four times the pool: more preempted requests than that are better recomputed.
-        swap = terms.get("swap", self._swap_space)
-        host_blocks = min(swap // self._block_bytes, 4 * blocks)
-        return self._bare_limits(blocks + 1, window, terms, host_blocks)
 
     def _bare_limits(
         self,
