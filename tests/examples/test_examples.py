@@ -6,6 +6,7 @@ tests' scripted server. The slow test runs each as a user does, over the embedde
 """
 
 import ast
+import functools
 import os
 import re
 import runpy
@@ -18,6 +19,7 @@ import pytest
 from scripts.docs import ROOT
 
 from octavo.async_llm import AsyncLLM
+from octavo.cli import run_batch
 from octavo.config import EngineConfig
 from serving import PYTHONPATH, Server, write_model
 
@@ -90,6 +92,14 @@ def test_async_engine(run: Run, scripted: Path, monkeypatch: pytest.MonkeyPatch)
     assert last == "'Water boils at' -> 'abcdefghijklmnopqrstuvwx'"
     assert len(lines) == 3
     assert re.fullmatch(r"'Once upon a time' stopped after 1\d tokens", lines[0])
+
+
+def test_batch_file(run: Run, scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = functools.partial(run_batch.run, executor="fake_engine:create")
+    monkeypatch.setattr(run_batch, "run", answer)
+    printed = run("batch_file", "--model", str(scripted))
+    assert sorted(line.split(":")[0] for line in printed.splitlines()) == ["sea", "sky", "sum"]
+    assert printed.count(": abcdefghijklm") == 3
 
 
 def test_priorities_put_the_urgent_and_the_short_first(fake: Run) -> None:

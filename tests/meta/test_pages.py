@@ -92,6 +92,8 @@ def refusal(arguments: list[str]) -> str | None:
         return None if command in ("-h", "--help", "-V", "--version") else "unknown flag"
     if command not in COMMANDS:
         return f"no command {command}"
+    if not rest:
+        return None  # only named
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         try:
