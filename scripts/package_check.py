@@ -1,11 +1,12 @@
 """Install the package as a user does, and use it.
 
-    python -m scripts.package_check [--sdist] [--minimum]
+    python -m scripts.package_check [--sdist] [--minimum | --newest]
 
 In an empty environment, from the package index: the wheel (or the sdist); then `octavo pull`,
 `generate`, `serve` with one request and `bench serve`, in an empty folder with an empty cache.
---minimum takes the oldest version of each dependency that pyproject.toml allows. Takes minutes and
-a network; tests/meta/test_package.py does the same in seconds, without the dependencies.
+Dependencies come in the versions of constraints.txt, or in the oldest that pyproject.toml allows,
+or in the newest of the index. Takes minutes and a network; tests/meta/test_package.py does the
+same in seconds, without the dependencies.
 """
 
 import argparse
@@ -98,7 +99,9 @@ def _wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--sdist", action="store_true", help="install the sdist, not the wheel")
-    parser.add_argument("--minimum", action="store_true", help="oldest allowed dependencies")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--minimum", action="store_true", help="oldest allowed dependencies")
+    group.add_argument("--newest", action="store_true", help="newest dependencies")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,9 +109,10 @@ def main() -> int:
         wheel = build("wheel", folder / "dist")
         package = build("sdist", folder / "dist") if args.sdist else wheel
         environment = Environment(folder)
-        flags: list[object] = []
+        versions = ROOT / "constraints.txt"
         if args.minimum:
-            flags = ["-c", minimum_constraints(wheel, folder / "minimum.txt")]
+            versions = minimum_constraints(wheel, folder / "minimum.txt")
+        flags = [] if args.newest else ["-c", versions]
         environment.run("pip", "--disable-pip-version-check", "install", "-q", *flags, package)
         environment.run("pip", "--disable-pip-version-check", "check")
         check(environment)

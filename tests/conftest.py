@@ -20,6 +20,31 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
 
 
+# Of several processes, one would wait for the other if a file that takes long began last.
+LONG_FILES = (
+    "core/test_scheduler.py",
+    "test_containers.py",
+    "core/test_kv_manager_groups.py",
+    "server/test_rows.py",
+    "attention/test_cpu.py",
+    "test_same_answer.py",
+    "models/test_decoder.py",
+    "meta/test_package.py",
+    "test_llm.py",
+    "test_kv_groups.py",
+    "kernels/cpu/test_kernel.py",
+    "kernels/cpu/test_object_cache.py",
+    "server/test_run.py",
+)
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, each as a whole; the others stay in their order."""
+    place = {TESTS / name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import kit

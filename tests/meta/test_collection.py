@@ -46,3 +46,18 @@ def test_tests_of_what_decides_load_no_tensors() -> None:
         [sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+def test_long_files_exist_and_come_first() -> None:
+    from conftest import LONG_FILES, pytest_collection_modifyitems
+
+    assert [name for name in LONG_FILES if not (TESTS / name).is_file()] == []
+
+    class Item:
+        def __init__(self, name: str) -> None:
+            self.path = TESTS / name
+
+    items = [Item("a.py"), Item(LONG_FILES[1]), Item("b.py"), Item(LONG_FILES[0])]
+    pytest_collection_modifyitems(items)
+    order = [str(item.path.relative_to(TESTS)) for item in items]
+    assert order == [LONG_FILES[0], LONG_FILES[1], "a.py", "b.py"]
