@@ -32,12 +32,7 @@ class ServerBackend:
             port = parts.port
         except ValueError:
             port = -1
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or port == -1
-            or url.startswith("unix:")
-        ):
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigError(f"url must be such as http://127.0.0.1:8000, not {url!r}")
         self._tls = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
