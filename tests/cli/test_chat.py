@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,23 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(
     assert out == "hello\n"
     assert "(stopped; what there is of it is kept)" in err
     assert stub.closed == 1
+
+
+def test_ctrl_c_before_an_answer_does_not_leave(
+    piped: Piped, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Stub()
+    prepare = stub.prepare
+
+    def interrupted(messages: list[Any]) -> Any:
+        if messages[-1]["content"] == "now":
+            raise KeyboardInterrupt
+        return prepare(messages)
+
+    monkeypatch.setattr(stub, "prepare", interrupted)
+    assert piped("now\nhello\n", stub=stub)[0] == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("hello\n", "(stopped)\n")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_history_is_private_and_keeps_lines_together(tmp_path):
     append_history(path, "one")
     append_history(path, "two\nlines")
     append_history(path, "  ")
+    append_history(path, "x" * 100_000)
     assert read_history(path) == ["one", "two\nlines"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().count("\n") == 2, "an entry is a line"

@@ -119,7 +119,7 @@ def test_only_given_settings_are_sent() -> None:
             return 404, {"detail": "Not Found"}
         bodies.append(body)
         usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
-        return 200, [chunk("a b"), chunk("", "stop"), usage, "[DONE]"]
+        return 200, [chunk("a b"), chunk("", "length"), usage, "[DONE]"]
 
     with serving(answer) as url:
         backend = ServerBackend(url, None, None)
@@ -128,6 +128,7 @@ def test_only_given_settings_are_sent() -> None:
         reply = chat.ask("hi", lambda text: None)
         assert source == "the server's defaults for the rest"
         assert (reply.text, reply.num_tokens, reply.used) == ("a b", 5, 14)
+        assert reply.ending == "limit", "the server's own, and the window is not full"
         chat.set_params(
             params.with_(stop=["x"], logit_bias={3: 1.0}), ["stop", "logit_bias", "max_tokens"]
         )

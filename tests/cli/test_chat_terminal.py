@@ -81,12 +81,18 @@ class Terminal:
         assert termios.tcgetattr(self._theirs) == self.modes, "not as it was"
         return status
 
+    def hang_up(self) -> None:
+        os.close(self._theirs)
+        os.close(self._ours)
+        self._ours = self._theirs = -1
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
+        if self._ours >= 0:
+            os.close(self._ours)
+            os.close(self._theirs)
 
 
 def plain(text: str) -> str:
@@ -173,17 +179,32 @@ def test_ctrl_c_and_typing_during_an_answer(terminal: Open) -> None:
     assert chat.end() == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_restore_the_terminal(terminal: Open, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "answering"),
+    [
+        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow),
+    ],
+)
+def test_signals_restore_the_terminal(terminal: Open, number: int, answering: bool) -> None:
     chat = terminal(NO_COLOR="1")
     chat.ask(f"hello{ENTER}")
-    if number == signal.SIGHUP:
+    if answering:
         chat.type("!slow" + ENTER)
         chat.wait(r"word3\s")
     chat.process.send_signal(number)
     assert chat.end() == 128 + number
     assert "Traceback" not in chat.shown
     assert not re.search(r"\x1b\[[1-9][0-9;]*m", chat.shown), "no colour, no dim"
+
+
+def test_a_terminal_that_is_closed_ends_the_chat(terminal: Open) -> None:
+    chat = terminal()
+    chat.type("!slow" + ENTER)
+    chat.wait(r"word3\s")
+    chat.hang_up()
+    assert chat.process.wait(10) == 128 + signal.SIGHUP
 
 
 def test_a_plain_terminal_gets_no_control_sequences(terminal: Open) -> None:

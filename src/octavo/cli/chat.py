@@ -143,6 +143,8 @@ class Chat:
                 self._do(line, command)
             except EngineDeadError:
                 raise
+            except KeyboardInterrupt:  # before or after the answer itself
+                self._screen.note("(stopped)")
             except OctavoError as error:  # of this message or command: the conversation goes on
                 self._screen.text(f"octavo: {error}")
 
@@ -174,9 +176,11 @@ class Chat:
             yield f"(stopped; {kept})"
         elif reply.ending == "max_tokens":
             yield f"(cut at {params.max_tokens} tokens; /set max_tokens changes that)"
+        elif reply.ending == "limit":
+            yield "(cut by a limit of the server's; /set max_tokens may raise it)"
         elif reply.ending == "window":
             yield f"(cut: the window{f' of {window} tokens' if window else ''} is full)"
-        elif not reply.text:
+        if not reply.text and reply.ending != "stopped":
             yield "(an empty answer; the message is not kept)"
         if self.session.first and not self._told_dropped:
             self._told_dropped = True

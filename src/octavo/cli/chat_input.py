@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 QUOTES = '"""'
 _HISTORY_ENTRIES = 1000
+_LONGEST_ENTRY = 1 << 16  # characters: a whole file that was pasted is not worth keeping
 # Stands for a newline within an entry of the history file, which has one entry per line.
 _LINE_SEPARATOR = "\u2028"
 _PASTE_ON, _PASTE_OFF = "\033[?2004h", "\033[?2004l"
@@ -142,13 +143,17 @@ class PromptReader:
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         # What is pasted during an answer must still be one message.
-        with quiet_keyboard(sys.stdin), _paste_marks(sys.stdout):
+        with quiet_keyboard(sys.stdin), _paste_marks(_shown_terminal()):
             yield
 
 
-def _output() -> "Output":
+def _shown_terminal() -> TextIO:
     """The terminal, which is standard error where standard output goes elsewhere."""
-    stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+    return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
+def _output() -> "Output":
+    stream = _shown_terminal()
     if sys.platform == "win32":
         from prompt_toolkit.output import create_output
 
@@ -203,7 +208,7 @@ def read_history(path: Path | None) -> list[str]:
 
 def append_history(path: Path | None, entry: str) -> None:
     """Add an entry, readable by its owner only. A read-only home must not stop a chat."""
-    if path is None or not entry.strip():
+    if path is None or not entry.strip() or len(entry) > _LONGEST_ENTRY:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +246,11 @@ def quiet_keyboard(stream: TextIO, lines: bool = False) -> Iterator[None]:
         quiet[3] &= ~termios.ICANON
 
     def apply(*_: object) -> None:
-        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        set_modes(quiet)
+
+    def set_modes(modes: list[Any]) -> None:
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, modes)
 
     # A shell that continues a stopped program gives it the shell's own terminal modes.
     former = signal.signal(signal.SIGCONT, apply)
@@ -250,8 +259,7 @@ def quiet_keyboard(stream: TextIO, lines: bool = False) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGCONT, former)
-        with contextlib.suppress(termios.error):  # the terminal may be gone
-            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        set_modes(before)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ On a terminal, both are wrapped and notes are dim; elsewhere they are written as
 Not here: reading (chat_input.py), and what is said (chat.py, chat_commands.py).
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TextIO
 
 from octavo.cli.chat_wrap import Wrapper
@@ -25,18 +25,19 @@ class Screen:
         self._wrapper = Wrapper(out.write, lambda: _columns(out))
         self._open = False  # whether the last line of the answer lacks its end
 
-    @contextmanager
+    @contextlib.contextmanager
     def answer(self) -> Iterator[None]:
         """While `show` is called; the last line is ended also when that is interrupted."""
         self._open = False
         try:
             yield
         finally:
-            if self._wraps:
-                self._wrapper.finish()
-            elif self._open:
-                self._out.write("\n")
-            self._out.flush()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                if self._wraps:
+                    self._wrapper.finish()
+                elif self._open:
+                    self._out.write("\n")
+                self._out.flush()
 
     def show(self, text: str) -> None:
         """The next piece of an answer."""

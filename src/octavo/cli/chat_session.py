@@ -19,8 +19,9 @@ from octavo.params import SamplingParams
 _ANSWER_ROOM = 1024
 
 Show = Callable[[str], None]
-# complete: the model ended it. stopped: Ctrl-C. max_tokens, window: cut by that limit.
-Ending = Literal["complete", "stopped", "max_tokens", "window"]
+# complete: the model ended it. stopped: Ctrl-C. max_tokens, window: cut by that limit. limit: by
+# one that the user did not set, of a server.
+Ending = Literal["complete", "stopped", "max_tokens", "window", "limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,19 @@ class Session:
                     show(piece.text)
         except KeyboardInterrupt:
             stopped = True
-        return record.reply(prompt.num_tokens, stopped, self.params.max_tokens, dropped)
+        if stopped:
+            return record.reply(prompt.num_tokens, "stopped", dropped)
+        return record.reply(prompt.num_tokens, self._ending(record, prompt), dropped)
+
+    def _ending(self, record: "_Record", prompt: Prompt) -> Ending:
+        if record.reason != "length":
+            return "complete"
+        limit, window = self.params.max_tokens, self.backend.window
+        if limit is not None and record.count >= limit:
+            return "max_tokens"
+        if window is not None and (prompt.num_tokens or 0) + record.count >= window:
+            return "window"
+        return "window" if self.backend.knows_defaults else "limit"
 
 
 class _Record:
@@ -226,39 +239,31 @@ class _Record:
         self._first: tuple[float, int] | None = None  # time and tokens of the first piece
         self._last = self._start
         self._texts: list[str] = []
-        self._count = 0
+        self.count = 0
         self._piece = Piece("")
-        self._reason: str | None = None
+        self.reason: str | None = None
 
     def add(self, piece: Piece) -> None:
         self._last = self._clock()
         self._texts.append(piece.text)
-        self._count += piece.num_tokens
+        self.count += piece.num_tokens
         self._piece = piece
-        self._reason = piece.finish_reason or self._reason
+        self.reason = piece.finish_reason or self.reason
         if self._first is None and piece.num_tokens:
             self._first = (self._last, piece.num_tokens)
 
-    def reply(
-        self, prompt_tokens: int | None, stopped: bool, max_tokens: int | None, dropped: int
-    ) -> Reply:
+    def reply(self, prompt_tokens: int | None, ending: Ending, dropped: int) -> Reply:
         to_first = rate = None
         if self._first is not None:
             moment, tokens = self._first
             to_first = moment - self._start
-            if self._last > moment and self._count > tokens:
-                rate = (self._count - tokens) / (self._last - moment)
-        ending: Ending = "complete"
-        if stopped:
-            ending = "stopped"
-        elif self._reason == "length":
-            full = max_tokens is not None and self._count >= max_tokens
-            ending = "max_tokens" if full else "window"
+            if self._last > moment and self.count > tokens:
+                rate = (self.count - tokens) / (self._last - moment)
         prompt = self._piece.prompt_tokens
         return Reply(
             "".join(self._texts),
             ending,
-            self._count,
+            self.count,
             prompt_tokens if prompt is None else prompt,
             self._piece.cached_tokens,
             to_first,
