@@ -24,7 +24,9 @@ def classes():
     return {
         name: value
         for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and value.__module__ == errors.__name__
     }
 
 
