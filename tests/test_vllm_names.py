@@ -310,9 +310,9 @@ def test_each_import_of_the_table_is_as_it_says() -> None:
 
 
 def test_a_missing_name_can_be_asked_for() -> None:
-    assert not hasattr(octavo, "LLMEngine")
-    with pytest.raises(AttributeError, match="no engine to be stepped by hand"):
-        octavo.LLMEngine  # noqa: B018
+    assert not hasattr(octavo, "PoolingParams")
+    with pytest.raises(AttributeError, match="only text is generated"):
+        octavo.PoolingParams  # noqa: B018
     with pytest.raises(ImportError, match="LoRA adapters are not supported; merge the adapter"):
         importlib.import_module("octavo.lora.request")
 

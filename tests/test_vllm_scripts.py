@@ -213,7 +213,35 @@ LIST_OF_IDS = """
     print([o.outputs[0].text for o in llm.generate([[1, 2, 3], [4, 5]], params, use_tqdm=False)])
 """
 
+STEPS = """
+    from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    prompts = [
+        ("A robot may not", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1)),
+        ("To be or not to be,", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2)),
+        ("What is it?", SamplingParams(n=2, temperature=0.8, top_p=0.95, max_tokens=3)),
+    ]
+
+    def process_requests(engine: LLMEngine):
+        request_id = 0
+        while prompts or engine.has_unfinished_requests():
+            if prompts:
+                prompt, sampling_params = prompts.pop(0)
+                engine.add_request(str(request_id), prompt, sampling_params)
+                request_id += 1
+            request_outputs: list[RequestOutput] = engine.step()
+            for request_output in request_outputs:
+                if request_output.finished:
+                    print(request_output)
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(description="Demo"))
+    args = parser.parse_args()
+    process_requests(LLMEngine.from_engine_args(EngineArgs.from_cli_args(args)))
+"""
+
 SCRIPTS = {
+    "steps": (STEPS, "--model", "m", "--max-num-seqs", "2"),
     "basic": (BASIC,),
     "options": (OPTIONS,),
     "chat": (CHAT,),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo.inputs import TextPrompt as TextPrompt
     from octavo.inputs import TokensPrompt as TokensPrompt
     from octavo.llm import LLM as LLM
+    from octavo.llm_engine import LLMEngine as LLMEngine
     from octavo.outputs import CompletionOutput as CompletionOutput
     from octavo.outputs import Logprob as Logprob
     from octavo.outputs import RequestOutput as RequestOutput
@@ -35,6 +36,7 @@ _WHERE = {
     "CompletionOutput": "octavo.outputs",
     "EngineArgs": "octavo.engine.arg_utils",
     "LLM": "octavo.llm",
+    "LLMEngine": "octavo.llm_engine",
     "Logprob": "octavo.outputs",
     "PromptType": "octavo.inputs",
     "RequestOutput": "octavo.outputs",
@@ -54,6 +56,7 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "LLMEngine",
     "Logprob",
     "PromptType",
     "RequestOutput",

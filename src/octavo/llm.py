@@ -117,8 +117,8 @@ class LLM:
         self._closed = False
         this = weakref.ref(self)  # not a cycle: `del llm` returns the memory at once
         self._steps = SharedSteps(lambda: _referent(this)._step())
-        self._waiting: deque[tuple[Prompted, _Box]] = deque()  # for space in the engine's queue
-        self._boxes: dict[str, _Box] = {}  # of requests in flight
+        self._waiting: deque[tuple[Prompted, Box]] = deque()  # for space in the engine's queue
+        self._boxes: dict[str, Box] = {}  # of requests in flight
 
     def generate(
         self,
@@ -282,7 +282,7 @@ class LLM:
     def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests to completion. On any error, including Ctrl-C, all are aborted."""
         ids = [submission.request_id for submission, _ in requests]
-        box, done = _Box(), dict[str, RequestOutput]()
+        box, done = Box(), dict[str, RequestOutput]()
         bar = tqdm(total=len(requests), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
         try:
             with bar:
@@ -330,13 +330,13 @@ class LLM:
                 if not isinstance(error, Exception):
                     raise
 
-    def _add(self, request: Prompted, box: "_Box") -> None:
+    def _add(self, request: Prompted, box: "Box") -> None:
         submission, text = request
         self.engine.add_request(submission)
         self._outputs.add(submission, text, time.monotonic())
         self._boxes[submission.request_id] = box
 
-    def _abort(self, box: "_Box", ids: Sequence[str]) -> None:
+    def _abort(self, box: "Box", ids: Sequence[str]) -> None:
         def abort() -> None:
             for entry in [entry for entry in self._waiting if entry[1] is box]:
                 self._waiting.remove(entry)
@@ -348,7 +348,7 @@ class LLM:
         self._steps.later(abort)
 
     def _stream(self, request: Prompted) -> Generator[RequestOutput, None, None]:
-        box, finished = _Box(), False
+        box, finished = Box(), False
         try:
             with self._steps.exclusive():
                 self._waiting.append((request, box))
@@ -363,7 +363,7 @@ class LLM:
                 self._abort(box, [request[0].request_id])
 
 
-class _Box:
+class Box:
     """The outputs of one call that it has not read, or the error that one of its requests met."""
 
     __slots__ = ("error", "outputs")

@@ -513,7 +513,7 @@ _REQUEST = [
 ]
 
 _NO_QUEUE = Why("LLM runs what it is given and returns the answers",
-                "use generate, stream, or AsyncLLM for requests that come one by one")
+                "use LLMEngine or AsyncLLM for requests that come one by one")
 
 _METHODS = [
     *_supported(M, "generate chat get_tokenizer get_default_sampling_params reset_prefix_cache "
@@ -578,12 +578,10 @@ _IMPORTS = [
         outputs.RequestOutput outputs.CompletionOutput logprobs.Logprob sequence.Logprob
         inputs.TextPrompt inputs.TokensPrompt inputs.PromptType
         engine.arg_utils.EngineArgs engine.arg_utils.AsyncEngineArgs
+        LLMEngine engine.llm_engine.LLMEngine v1.engine.llm_engine.LLMEngine
         engine.async_llm_engine.AsyncLLMEngine v1.engine.async_llm.AsyncLLM entrypoints.llm.LLM
         utils.FlexibleArgumentParser utils.argparse_utils.FlexibleArgumentParser utils.random_uuid
         logger.init_logger version.__version__"""),
-    *_refused(P, Why("there is no engine to be stepped by hand",
-                     "use LLM.stream, or AsyncLLM for requests that come one by one"),
-              **{"LLMEngine": None, "engine.llm_engine": None, "v1.engine.llm_engine": None}),
     *_refused(P, _BEAM, **{"BeamSearchParams": None, "sampling_params.BeamSearchParams": None}),
     *_refused(P, _GRAMMAR, **{"sampling_params.StructuredOutputsParams": None,
                               "sampling_params.GuidedDecodingParams": None}),

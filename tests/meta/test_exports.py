@@ -12,6 +12,7 @@ PUBLIC = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "LLMEngine",
     "Logprob",
     "PromptType",
     "RequestOutput",

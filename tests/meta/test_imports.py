@@ -41,12 +41,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("runner",),
     ("engine",),
     ("llm", "async_llm", "server", "sim", "bench"),
+    ("llm_engine",),
     ("cli", "entrypoints", "v1"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # Other names of what is above them, in a folder of another row since vLLM has them there.
-ALIASES = {"engine/async_llm_engine.py": "entrypoints"}
+ALIASES = {"engine/async_llm_engine.py": "entrypoints", "engine/llm_engine.py": "entrypoints"}
 
 # The decisions and the text need no tensors; the web side starts without torch.
 TORCH_FREE_PARTS = (

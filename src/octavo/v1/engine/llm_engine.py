@@ -1,0 +1,3 @@
+"""vLLM's `vllm.v1.engine.llm_engine`: another name of `octavo.llm_engine`."""
+
+from octavo.llm_engine import LLMEngine as LLMEngine
