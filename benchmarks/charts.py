@@ -90,8 +90,8 @@ def write(name: str, chart: Chart) -> Path:
 
 
 def svg(chart: Chart) -> str:
-    subtitle = _wrap(chart.subtitle, 118)
-    source = _wrap(chart.source, 126)
+    subtitle = _wrap(chart.subtitle, 112)
+    source = _wrap(chart.source, 120)
     parts = [_text(_MARGIN, 24, chart.title, size=16, bold=True)]
     parts += [_text(_MARGIN, 44 + 16 * i, line) for i, line in enumerate(subtitle)]
     y = _TITLE + 16.0 * (len(subtitle) - 1)
@@ -120,8 +120,8 @@ def svg(chart: Chart) -> str:
 
 def _label_width(panels: Sequence[Bars | Lines]) -> float:
     """Of the names of all bars: the bars of all panels begin at one place."""
-    labels = [bar.label for panel in panels if isinstance(panel, Bars) for bar in panel.bars]
-    return min(max(_width(label) for label in labels), 300.0)
+    bars = [bar for panel in panels if isinstance(panel, Bars) for bar in panel.bars]
+    return max(_width(bar.label) * (1.12 if bar.ours else 1.0) for bar in bars)
 
 
 def _bars(panel: Bars, label_width: float) -> list[str]:
@@ -221,7 +221,7 @@ def _nice(step: float) -> float:
 
 def _width(text: str) -> float:
     """About how wide a text of size 12 is."""
-    return 6.4 * len(text)
+    return 6.7 * len(text)
 
 
 def _wrap(text: str, most: int) -> list[str]:
