@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -54,9 +55,11 @@ class Server:
         options: dict[str, object],
         executor: str = "fake_engine:create",
         limits: HTTPLimits = LIMITS,
+        tls: ssl.SSLContext | None = None,
         **engine: object,
     ) -> None:
         self._limits = limits
+        self._tls = tls
         self.folder = folder
         self._executor = executor
         self._options = {**({} if "uds" in options else {"port": 0}), **options}
@@ -85,7 +88,7 @@ class Server:
         uds = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
         self.http = httpx.Client(
             base_url="http://localhost" if uds else self.url,
-            transport=httpx.HTTPTransport(uds=uds, verify=False),  # nobody signs a test's key
+            transport=httpx.HTTPTransport(uds=uds, verify=self._tls or False),
             timeout=30,
         )
         wait_until(lambda: self.http.get("/health").status_code == 200)

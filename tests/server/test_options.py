@@ -76,6 +76,7 @@ def test_a_key_is_taken_as_it_is():
         ("uvicorn_log_level", ["trace", "info"], ["loud"]),
         ("ssl_cert_reqs", [0], [3, -1, True]),
         ("uds", [None, "x"], [""]),
+        ("forwarded_allow_ips", [("*",), ("10.0.0.0/8", "::1"), ()], [("proxy",), ("10.0.0.1/8",)]),
         ("allowed_origins", [("null",)], [
             ("http://page/",), ("page",), ("http://Page",), ("https://*.page",), ("http://page/x",),
         ]),

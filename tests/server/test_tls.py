@@ -56,7 +56,7 @@ def test_files_that_do_not(certificate, tmp_path):
         )  # fmt: skip
 
 
-def test_it_is_served_and_a_client_s_certificate_can_be_required(make_server, certificate):
+def test_it_is_served(make_server, certificate):
     both = str(certificate / "both.pem")
     server = make_server({"ssl_certfile": both})
     assert server.url.startswith("https://")
@@ -68,7 +68,18 @@ def test_it_is_served_and_a_client_s_certificate_can_be_required(make_server, ce
         reply = client.get("/health", headers={"X": "y" * (1 << 17)})
         assert reply.status_code == 431
     server.stream(server.say("AB"))
-    required = {"ssl_certfile": both, "ssl_ca_certs": both, "ssl_cert_reqs": 2}
-    options = ServerConfig(port=0, **required)
-    check_tls(options)
-    assert options.ssl_cert_reqs == ssl.CERT_REQUIRED
+
+
+def test_clients_without_a_certificate_are_refused(make_server, certificate):
+    both, cert = str(certificate / "both.pem"), str(certificate / "cert.pem")
+    tls = ssl.create_default_context(cafile=cert)
+    tls.check_hostname = False  # the server is asked by its address
+    without = ssl.create_default_context(cafile=cert)
+    without.check_hostname = False
+    tls.load_cert_chain(both)
+    options = {"ssl_certfile": both, "ssl_ca_certs": cert, "ssl_cert_reqs": 2}
+    server = make_server(options, tls=tls)
+    assert server.http.get("/health").status_code == 200
+    with pytest.raises(httpx.TransportError), httpx.Client(verify=without) as client:
+        client.get(server.url + "/health")
+    server.assert_alive()

@@ -5,6 +5,7 @@ a certificate, is refused. Files and sockets are looked at in `server.tls` and `
 """
 
 import argparse
+import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -103,6 +104,7 @@ class ServerConfig:
             )
         self._check_address()
         self._check_access()
+        self._check_proxies()
         self._check_tls()
         self._check_log()
         if not 0 <= self.drain_timeout < 1e6:
@@ -153,6 +155,17 @@ class ServerConfig:
         for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
             if not self.allowed_origins and getattr(self, name) != getattr(ServerConfig, name):
                 raise ConfigError(f"{name} has no effect without allowed_origins")
+
+    def _check_proxies(self) -> None:
+        for proxy in self.forwarded_allow_ips:
+            try:
+                if proxy != "*":
+                    ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ConfigError(
+                    f"forwarded_allow_ips has {proxy!r}; give addresses such as 10.0.0.7, networks "
+                    f"such as 10.0.0.0/8, or '*' ({error})"
+                ) from None
 
     def _check_tls(self) -> None:
         if not self.ssl_certfile:
