@@ -6,6 +6,7 @@ CHAIN checkpoints say what a test scripts, so texts are compared character by ch
 
 import gc
 import json
+import logging
 import math
 import os
 import random
@@ -152,6 +153,21 @@ def test_bad_options_are_refused_by_name(tiny_folder, options, says):
 def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(ModelNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere")
+
+
+def test_steps_of_few_tokens_are_taken_with_the_reason_why_they_are_slow(
+    tiny_folder, tiny, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    one = load(tiny_folder, max_num_batched_tokens=1)
+    assert "max_num_batched_tokens is 1" in caplog.text
+    assert "a prompt of 1000 takes 1000 steps, and of max_num_seqs=128" in caplog.text
+    want = tiny.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    found = one.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert tokens_of(found[0]) == tokens_of(want[0])
+    caplog.clear()
+    load(tiny_folder, max_num_batched_tokens=128)
+    assert "max_num_batched_tokens" not in caplog.text
 
 
 def test_lim_13_a_window_that_the_pool_cannot_hold(tiny_folder):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR, EngineClient, merge
 from octavo.engine.messages import Stats
+from octavo.engine.preflight import check_options
 from octavo.engine.requests import (
     Messages,
     Prompt,
@@ -85,6 +86,7 @@ class AsyncLLM:
         return engine
 
     def _start(self, config: EngineConfig, executor: str) -> None:
+        check_options(config)
         self.config = config
         self._owner = Owner("this AsyncLLM")
         self._ids = itertools.count()

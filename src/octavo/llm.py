@@ -15,6 +15,7 @@ from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
 from octavo.core.policy import Policy, create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
+from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.output import OutputProcessor
 from octavo.engine.preflight import check_names, check_options
 from octavo.engine.requests import (
@@ -72,7 +73,7 @@ class LLM:
         policy = create_policy(scheduler)
         check_options(config)
         with progress.shown(config.load_progress):
-            with progress.phase(f"opening {config.model}"):
+            with progress.phase(f"opening {config.model}"), interrupts_deferred():
                 check_names(config)
                 # Before the weights, so that what is wrong with it shows at once.
                 source = resolve_tokenizer(config.model, config.revision, config.tokenizer)

@@ -9,7 +9,13 @@ from typing import Protocol
 from octavo import progress
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits, StepPlan, StepResult
+from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.preflight import check_names, check_options
+from octavo.log import get_logger
+
+logger = get_logger(__name__)
+
+_FEW_TOKENS = 16  # a step of so few takes hardly less time than one of this many
 
 
 class Executor(Protocol):
@@ -33,9 +39,21 @@ class Executor(Protocol):
 def create_executor(config: EngineConfig) -> Executor:
     """Load the model where `config` says. Raises ConfigError when it cannot be set up."""
     check_options(config)
-    with progress.phase(f"opening {config.model}"):
+    _warn_of_small_steps(config)
+    # Ctrl-C within an import leaves a module half made, or ends the process in torch's own code.
+    with progress.phase(f"opening {config.model}"), interrupts_deferred():
         check_names(config)
         # Imported late: the rest of this module works without torch.
         from octavo.runner.model_runner import ModelRunner
 
     return ModelRunner(config)
+
+
+def _warn_of_small_steps(config: EngineConfig) -> None:
+    most, seats = config.max_num_batched_tokens, config.max_num_seqs
+    if most < max(seats, _FEW_TOKENS):
+        logger.warning(
+            "max_num_batched_tokens is %d: a step computes no more tokens than that, so a prompt "
+            "of 1000 takes %d steps, and of max_num_seqs=%d running requests at most %d gain a "
+            "token in a step; the default is 2048", most, -(-1000 // most), seats, min(most, seats),
+        )  # fmt: skip
