@@ -151,7 +151,7 @@ class Commands:
         session = self._session
         known = session.backend.knows_defaults or name in session.given
         value = show_value(getattr(session.params, name)) if known else _SERVERS
-        return f"{name:26} {value:12} {SAMPLING_HELP[name]}"
+        return f"{name:26} {value:14} {SAMPLING_HELP[name]}"
 
     def _stats(self, _: str) -> None:
         self._say("\n".join(stats_lines(self._session)))
