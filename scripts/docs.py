@@ -191,6 +191,7 @@ _HEADINGS = {
     Kind.SAMPLING: "Sampling parameters",
     Kind.PROMPT: "Keys of a prompt",
     Kind.METHOD: "Methods of `LLM`",
+    Kind.ASYNC_METHOD: "Methods of `AsyncLLM`",
     Kind.ARGUMENT: "Arguments of the methods of `LLM`",
     Kind.REQUEST: "Fields of a request",
     Kind.IMPORT: "Imports",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo import LLM, TokensPrompt, vllm_names
+from octavo import LLM, AsyncLLM, TokensPrompt, vllm_names
 from octavo.cli import serve
 from octavo.cli.arguments import Parser, engine_options
 from octavo.cli.main import command_parser
@@ -238,6 +238,7 @@ def test_no_flag_of_vllm_s_is_in_the_help(parser: Parser) -> None:
         (["--served-model-name", "a", "b"], {}, {"served_model_name": ("a", "b")}),
         (["--served-model-name", "a,b"], {}, {"served_model_name": ("a", "b")}),
         (["--allowed-origins", '["*"]'], {}, {"allowed_origins": ("*",)}),
+        (["-O3", "--hf-token", "--speculative-config", "null"], {}, {}),
         (["--uvicorn-log-level", "warning"], {}, {"uvicorn_log_level": "warning"}),
     ],
 )  # fmt: skip
@@ -350,6 +351,16 @@ def test_methods_are_there_or_say_why_not(llm: LLM) -> None:
         assert entry.refusal() in str(caught.value)
     with pytest.raises(AttributeError, match="LLM has no 'nothing'"):
         llm.nothing  # noqa: B018
+
+
+def test_methods_of_async_llm_are_there_or_say_why_not() -> None:
+    for entry in of(Kind.ASYNC_METHOD, Status.SUPPORTED):
+        assert hasattr(AsyncLLM, entry.name), entry.name
+    engine = object.__new__(AsyncLLM)
+    for entry in of(Kind.ASYNC_METHOD, Status.REFUSED):
+        with pytest.raises(AttributeError) as caught:
+            getattr(engine, entry.name)
+        assert f"AsyncLLM has no {entry.name!r}: {entry.refusal()}" in str(caught.value)
 
 
 def test_arguments_without_effect_are_taken_and_others_refused(llm: LLM) -> None:

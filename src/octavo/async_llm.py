@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EXECUTOR, EngineClient, merge
@@ -36,6 +36,7 @@ from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
 from octavo.text.interface import ModelTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.vllm_names import Kind, missing
 
 logger = get_logger(__name__)
 
@@ -77,6 +78,11 @@ class AsyncLLM:
                 f"not a {type(engine_args).__name__}"
             )
         return cls(**engine_args)
+
+    if not TYPE_CHECKING:  # a checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing(Kind.ASYNC_METHOD, self, name), name=name, obj=self)
 
     @classmethod
     def over(cls, config: EngineConfig, executor: str = EXECUTOR) -> "AsyncLLM":

@@ -356,7 +356,7 @@ def _spread(words: list[str]) -> list[Any]:
 _FORMS: Mapping[Form, Mapping[str, Any]] = types.MappingProxyType(
     {
         Form.FLAG: {"action": argparse.BooleanOptionalAction},
-        Form.VALUE: {"type": _json},
+        Form.VALUE: {"type": _json, "nargs": "?", "const": True},
         Form.LIST: {"action": _Spread, "nargs": "*"},
     }
 )

@@ -37,7 +37,7 @@ from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
 from octavo.text.interface import ModelTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
-from octavo.vllm_names import Kind, find
+from octavo.vllm_names import Kind, missing
 
 logger = get_logger(__name__)
 
@@ -88,9 +88,7 @@ class LLM:
     if not TYPE_CHECKING:  # a checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            entry = find(Kind.METHOD, name)
-            reason = f": {entry.refusal()}" if entry is not None else ""
-            raise AttributeError(f"LLM has no {name!r}{reason}", name=name, obj=self)
+            raise AttributeError(missing(Kind.METHOD, self, name), name=name, obj=self)
 
     @classmethod
     def over(

@@ -24,6 +24,7 @@ class Kind(str, Enum):
     SAMPLING = "sampling parameter"
     REQUEST = "request field"
     METHOD = "method of LLM"
+    ASYNC_METHOD = "method of AsyncLLM"
     ARGUMENT = "argument of LLM's methods"
     PROMPT = "key of a prompt"
     IMPORT = "import"
@@ -237,6 +238,8 @@ _ENGINE = [
            convert=("auto", "none"), task=("auto", "generate")),
     *_idle(E, "the engine is one process", distributed_executor_backend=("mp", "uni"),
            data_parallel_backend="mp", worker_cls="auto"),
+    *_idle(E, "steps are captured at every level; enforce_eager turns that off",
+           optimization_level=(2, 1, 3)),
     *_idle(E, "the next step is prepared while one is computed", async_scheduling=True),
     *_idle(E, "a request may ask for up to 20", max_logprobs=20),
     *_idle(E, "log-probabilities are taken before penalties and temperature",
@@ -247,8 +250,8 @@ _ENGINE = [
               "disable_custom_all_reduce disable_nccl_for_dp_synchronization"),
     *_ignored(E, "there is no cascade attention", "disable_cascade_attn"),
     *_idle(E, "requests are not logged unless log_requests is set", disable_log_requests=True),
-    *_ignored(E, "there is one block manager",
-              "use_v2_block_manager"),
+    *_ignored(E, "there is one block manager, and one way to handle outputs",
+              "use_v2_block_manager disable_async_output_proc disable_frontend_multiprocessing"),
     # vLLM's defaults are taken; other values are refused.
     *_refused(E, _LORA, enable_lora=False, max_loras=1, max_lora_rank=16, default_mm_loras=None,
               fully_sharded_loras=False, max_cpu_loras=None, lora_dtype="auto",
@@ -310,9 +313,12 @@ _ENGINE = [
               enable_layerwise_nvtx_tracing=False, enable_cumem_allocator=False,
               enable_nccl_comm_suspend=False, kv_sharing_fast_prefill=False,
               swa_bounded_replay=True, cudagraph_metrics=False),
-    *_refused(E, _COMPILE, compilation_config={}, optimization_level=2, cudagraph_capture_sizes=[],
+    *_refused(E, _COMPILE, compilation_config={}, cudagraph_capture_sizes=[],
               max_cudagraph_capture_size=None, performance_mode="balanced",
-              max_seq_len_to_capture=None, enable_mfu_metrics=False),
+              max_seq_len_to_capture=None, max_context_len_to_capture=None,
+              enable_mfu_metrics=False),
+    *_refused(E, Why("rotary embeddings are as the checkpoint's config says",
+                     "change its config.json"), rope_scaling={}, rope_theta=None),
     *_refused(E, _MAMBA, mamba_config={}, mamba_backend="triton", mamba_cache_dtype="auto",
               mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode=None,
               mamba_ssu_algorithm=None, enable_mamba_cache_stochastic_rounding=False,
@@ -339,7 +345,7 @@ _ENGINE = [
     *_refused(E, _LOADING, safetensors_load_strategy=None, safetensors_prefetch_num_threads=8,
               safetensors_prefetch_block_size=16777216, model_loader_extra_config={},
               ignore_patterns=["original/**/*"], pt_load_map_location="cpu"),
-    *_refused(E, _STORED, download_dir=None, hf_token=True, code_revision=None),
+    *_refused(E, _STORED, download_dir=None, hf_token=("", True), code_revision=None),
     *_refused(E, _TOKENIZER, skip_tokenizer_init=False, hf_config_path=None),
     *_refused(E, Why("the tokenizer comes from the same revision as the model",
                      "give tokenizer a folder with the other one"), tokenizer_revision=None),
@@ -357,7 +363,8 @@ _ENGINE = [
     *_refused(E, Why("no blocks are held back: requests are preempted when the cache is full",
                      "leave it out"), watermark=0),
     *_refused(E, _REMOVED, num_scheduler_steps=1, multi_step_stream_outputs=True,
-              num_lookahead_slots=0, scheduler_delay_factor=0, max_paddings=None),
+              num_lookahead_slots=0, scheduler_delay_factor=0, max_paddings=None,
+              tokenizer_pool_size=0, enable_reasoning=False, enable_prompt_adapter=False),
     *_refused(E, Why("prefixes are identified by BLAKE2b, as good as SHA-256", "leave it out"),
               prefix_caching_hash_algo="sha256", prefix_cache_retention_interval=0,
               prefix_match_unit=None),
@@ -538,6 +545,35 @@ _METHODS = [
               finish_weight_update=None, update_weight_version=None, get_weight_version=None),
 ]
 
+Y = Kind.ASYNC_METHOD
+_ASYNC_METHODS = [
+    *_supported(Y, """generate abort get_tokenizer reset_prefix_cache check_health do_log_stats
+        shutdown is_running is_stopped errored dead_error from_engine_args"""),
+    *_refused(Y, _LORA, add_lora=None, remove_lora=None, list_loras=None, pin_lora=None),
+    *_refused(Y, _POOLING, encode=None),
+    *_refused(Y, _SLEEP, sleep=None, wake_up=None, is_sleeping=None, pause_generation=None,
+              resume_generation=None, is_paused=None, release_kv_cache_memory=None,
+              checkpoint_prepare=None, checkpoint_restore=None),
+    *_refused(Y, _PROFILER, start_profile=None, stop_profile=None),
+    *_refused(Y, _TRACE, is_tracing_enabled=None),
+    *_refused(Y, _MEDIA, reset_mm_cache=None, reset_encoder_cache=None),
+    *_refused(Y, Why("there are no worker processes"), collective_rpc=None),
+    *_refused(Y, _PARALLEL, scale_elastic_ep=None, get_external_elastic_ep_status=None,
+              handle_fault=None, get_status=None),
+    *_refused(Y, _TRANSFER, notify_kv_transfer_request_rejected=None, get_kv_event_sources=None),
+    *_refused(Y, _RL, init_weight_transfer_engine=None, shutdown_weight_transfer_engine=None,
+              start_weight_update=None, start_draft_weight_update=None, update_weights=None,
+              finish_weight_update=None, update_weight_version=None, get_weight_version=None,
+              compute_weight_checksums=None),
+    *_refused(Y, Why("text is generated, and nothing else", "use generate"),
+              get_supported_tasks=None, add_request=None),
+    *_refused(Y, Why("stats has the figures", "use stats.running and stats.waiting"),
+              get_num_unfinished_requests=None, get_num_queued_tokens=None, check_admission=None,
+              wait_for_requests_to_drain=None, should_keep_api_server_alive=None),
+    *_refused(Y, Why("there is one configuration", "use from_engine_args"), from_vllm_config=None),
+    *_refused(Y, Why("the tokenizer is asked for", "use await get_tokenizer()"), tokenizer=None),
+]
+
 _ARGUMENTS = [
     *_supported(A, """prompts sampling_params use_tqdm priority messages chat_template
         add_generation_prompt continue_final_message tools chat_template_kwargs"""),
@@ -635,8 +671,6 @@ SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
         "-tp": "tensor_parallel_size",
         "-pp": "pipeline_parallel_size",
         "-dp": "data_parallel_size",
-        "-n": "nnodes",
-        "-r": "node_rank",
         "-dcp": "decode_context_parallel_size",
         "-pcp": "prefill_context_parallel_size",
         "-dpn": "data_parallel_rank",
@@ -664,6 +698,7 @@ ENTRIES: tuple[Entry, ...] = (
     *_SAMPLING,
     *_REQUEST,
     *_METHODS,
+    *_ASYNC_METHODS,
     *_ARGUMENTS,
     *_PROMPT_KEYS,
     *_IMPORTS,
@@ -685,6 +720,13 @@ def names(kind: Kind) -> list[str]:
 def find(kind: Kind, name: str) -> Entry | None:
     """The entry of a name, if vLLM has it."""
     return _BY_NAME.get((kind, name))
+
+
+def missing(kind: Kind, owner: object, name: str) -> str:
+    """What an AttributeError says of `owner.name`: why, where it is a name of vLLM's."""
+    entry = find(kind, name)
+    reason = f": {entry.refusal()}" if entry is not None and entry.reason else ""
+    return f"{type(owner).__name__} has no {name!r}{reason}"
 
 
 def refused_import(path: str) -> str | None:
