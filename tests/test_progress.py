@@ -44,6 +44,15 @@ def test_a_bar_has_the_share_that_is_done_and_no_colours(
     assert "\x1b" not in shown
 
 
+def test_bars_of_a_library_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    bars, phase = Bars(), since(3, "fetching")
+    phase.foreign = True
+    for _ in range(3):
+        bars.tick([phase])
+    bars.end(phase)
+    assert capsys.readouterr().err == "fetching ...\n"
+
+
 def test_what_is_over_at_once_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for display in (Bars(), Lines(print)):
         phase = since(0)

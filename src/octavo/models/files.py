@@ -4,28 +4,21 @@ A model is an embedded name (`octavo pull --list`), a local folder, a `.gguf` fi
 Face id. Only an id may touch the network; whatever looks like a path never does.
 """
 
-import json
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from octavo import log, progress
 from octavo.checkpoint.base import Checkpoint, Container, name_list
 from octavo.checkpoint.registry import container_of, containers, open_checkpoint
-from octavo.errors import CheckpointError, ModelNotFoundError, brief, nearest, shown
+from octavo.errors import CheckpointError, ModelNotFoundError, nearest
+from octavo.models import hub
+from octavo.models.folder import CONFIG, INDEX, SINGLE, weights_of_index
+from octavo.models.hub import DESCRIPTIONS, HUB_ID, PART, size_text
 
-CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-# A part of a model in several files, as `gguf-split` names them.
-_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "merges.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +115,30 @@ class ModelFiles:
         return open_checkpoint(self.root, self.weights, self.index)
 
 
+# Blocks whose 4-bit codes `quantization="int4"` computes on as they are stored.
+_CODES = ("Q4_0", "Q4_1", "Q4_K")
+
+
+def memory_note(checkpoint: Checkpoint) -> str | None:
+    """What weights in blocks take in memory, which is not what their file takes; else None."""
+    tensors = checkpoint.tensors.values()
+    if all(tensor.format.dtype is not None for tensor in tensors):
+        return None
+    values = sum(math.prod(tensor.shape) for tensor in tensors)
+    kept = sum(
+        tensor.num_bytes if tensor.format.name in _CODES else 2 * math.prod(tensor.shape)
+        for tensor in tensors
+    )
+    stored = sum(tensor.num_bytes for tensor in tensors)
+    note = (
+        f"the {size_text(stored)} of weights in {checkpoint.root.name} are decoded: "
+        f"{size_text(2 * values)} of memory in bfloat16, {size_text(4 * values)} in float32"
+    )
+    if kept == 2 * values:
+        return note
+    return f"{note}; --quantization int4 keeps 4-bit codes: about {size_text(kept)}"
+
+
 def resolve(model: str, revision: str | None = None) -> ModelFiles:
     """Find the files of `model`.
 
@@ -162,15 +179,16 @@ def resolve_tokenizer(model: str, revision: str | None, tokenizer: str | None) -
     except (OSError, RuntimeError) as error:
         raise ModelNotFoundError(f"tokenizer {tokenizer!r} cannot be opened: {error}") from error
     if _is_hub_id(tokenizer):
-        return _snapshot(tokenizer, None, list(_DESCRIPTIONS))
+        return _snapshot(tokenizer, None, list(DESCRIPTIONS))
     raise ModelNotFoundError(_absent(tokenizer, "tokenizer"))
 
 
 def _is_hub_id(model: str) -> bool:
-    """True for `owner/name`, unless it can only be a path."""
-    if not _HUB_ID.fullmatch(model) or model.endswith((".gguf", ".safetensors")):
+    """True for `owner/name` and `owner/name:file`, unless it can only be a path."""
+    repo, _ = hub.split_id(model)
+    if not HUB_ID.fullmatch(repo) or repo.endswith((".gguf", ".safetensors")):
         return False
-    return not Path(model.split("/")[0]).is_dir()
+    return not Path(repo.split("/")[0]).is_dir()
 
 
 def _absent(model: str, what: str = "model") -> str:
@@ -232,7 +250,7 @@ def _alone(model: str, path: Path) -> ModelFiles:
 
 def _parts(path: Path) -> tuple[Path, ...]:
     """Every part of the model that a file belongs to, the first part first."""
-    found = _PART.fullmatch(path.name)
+    found = PART.fullmatch(path.name)
     if found is None:
         return (path,)
     count = int(found["count"])
@@ -246,7 +264,7 @@ def _parts(path: Path) -> tuple[Path, ...]:
 
 
 def _sharded(model: str, path: Path, index_path: Path) -> ModelFiles:
-    index = _read_index(index_path)
+    index = weights_of_index(index_path)
     names = sorted(set(index.values()))
     if missing := [name for name in names if not (path / name).is_file()]:
         raise CheckpointError(f"{index_path} names files that are missing: {name_list(missing)}")
@@ -280,57 +298,40 @@ def _single_of(path: Path, container: Container) -> Path | None:
     return files[0] if files else None
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """The tensor -> file map of a sharded checkpoint."""
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path} has no 'weight_map' of tensor names to file names")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or not 0 < len(file) < 256:
-            raise CheckpointError(
-                f"{path}: {shown(name)} lies in {shown(file)}, which is no file name"
-            )
-    return weight_map
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError, naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {brief(error)}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
 def _hub(model: str, revision: str | None) -> ModelFiles:
     """Fetch (or find in the cache) the description, then only the weights it names."""
-    folder = _snapshot(model, revision, list(_DESCRIPTIONS))
+    repo, file = hub.split_id(model)
+    if file is not None:
+        return _hub_gguf(model, repo, revision, file)
+    folder = _snapshot(repo, revision, list(DESCRIPTIONS))
     if not (folder / CONFIG).is_file():
+        if len(found := sorted(folder.glob("*.gguf"))) == 1:  # as `octavo pull` left it
+            return _file(model, found[0])
         raise ModelNotFoundError(
-            f"{model} on Hugging Face holds no {CONFIG}; for a GGUF model download the .gguf "
-            "file and give its path"
+            f"{model} on Hugging Face holds no {CONFIG}; if it holds GGUF files, name one: "
+            f"{model}:FILE (octavo pull {model} lists them)"
         )
     wanted = [SINGLE]
     if (folder / INDEX).is_file():
-        wanted = sorted(set(_read_index(folder / INDEX).values()))
-    folder = _snapshot(model, revision, [*_DESCRIPTIONS, *wanted])
+        wanted = sorted(set(weights_of_index(folder / INDEX).values()))
+    folder = _snapshot(repo, revision, [*DESCRIPTIONS, *wanted])
     return _folder(model, folder)
 
 
-def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def _hub_gguf(model: str, repo: str, revision: str | None, file: str) -> ModelFiles:
+    """One GGUF model of a repository, by a file's name or a part of it."""
+    patterns = [f"*{name}*" for name in dict.fromkeys((file, file.upper(), file.lower()))]
+    if file.endswith(".gguf"):
+        patterns = [file, f"{file.removesuffix('.gguf')}-*-of-*.gguf"]
+    patterns = [p if p.endswith(".gguf") else f"{p}.gguf" for p in patterns]
+    folder = _snapshot(repo, revision, patterns)
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+    if not names:
+        hub.plan(repo, revision, file)  # says which files there are
+        raise ModelNotFoundError(f"{repo} on Hugging Face holds no file {file!r}")
+    return _file(model, folder / hub.choose_gguf(repo, names, file)[0])
 
-    try:
-        with progress.phase(f"fetching files of {model}"):
-            return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"model {model!r}: no such folder here, not in the download cache, and Hugging Face "
-            "cannot be reached; embedded models need no hub: " + ", ".join(EMBEDDED)
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelNotFoundError(f"model {model!r} cannot be fetched: {first}") from error
+
+def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:
+    with progress.during(progress.Phase(f"fetching files of {model}", foreign=True)):
+        return hub.fetch(model, revision, patterns)

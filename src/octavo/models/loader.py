@@ -22,7 +22,7 @@ from octavo.log import get_logger
 from octavo.models import registry
 from octavo.models.config import load_spec
 from octavo.models.decoder import Decoder
-from octavo.models.files import resolve, resolve_tokenizer
+from octavo.models.files import memory_note, resolve, resolve_tokenizer
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
 from octavo.quant.base import INT4, INT8, NONE, QuantConfig, quant_config
@@ -153,6 +153,8 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
         spec.architecture,
         ", ".join(map(str, checkpoint.paths)),
     )
+    if not prepared.quantization.methods - {NONE} and (note := memory_note(checkpoint)) is not None:
+        logger.info("%s", note)
     products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,

@@ -50,7 +50,6 @@ class ModelRunner:
         began = time.perf_counter()
         self.config = config
         self.device: Device = create_device(config)
-        self.device.start()
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.captured: CapturedSteps | None = None
         prepared = prepare(config, self.device, self.dtype)
@@ -62,6 +61,7 @@ class ModelRunner:
         if self.layout.groups == (FULL,) and any(spec.window for spec in specs):
             logger.info("layers with a window cache all keys: the KV of layers differs in shape")
         sizing = self._begin_sizing(prepared)
+        self.device.start()  # only now: a mistake leaves no other process at work
         with self.device.loading():
             self.model: Decoder = load(prepared, config, self.device)
         loaded = time.perf_counter()
