@@ -63,6 +63,7 @@ def test_chat_and_appended_results(server: Server, tmp_path: Path) -> None:
     path = prompts(tmp_path / "in.jsonl", {"prompt": "hello"})
     flags = ["--backend", "openai-chat", "--dataset-name", "custom", "--dataset-path", path,
              "--num-prompts", "2", "--output-len", "4", "--append-result", "--label", "mine",
+             "--skip-chat-template", "--trust-remote-code",
              "--result-dir", str(tmp_path), "--result-filename", "all.jsonl"]  # fmt: skip
     assert bench(server, *flags) == 0
     assert bench(server, *flags) == 0

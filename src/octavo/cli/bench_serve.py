@@ -22,6 +22,12 @@ _BACKENDS = {"openai": "completions", "vllm": "completions", "openai-chat": "cha
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
              "repetition_penalty")  # fmt: skip
 
+# Flags of vLLM's that ask for what is done anyway.
+_WITHOUT_EFFECT = {
+    "--skip-chat-template": "prompts are sent as they are",
+    "--trust-remote-code": "tokenizers are read without running code",
+}
+
 
 def add_arguments(parser: Parser) -> None:
     _server_flags(parser)
@@ -51,6 +57,8 @@ def _server_flags(parser: Parser) -> None:
                        help="a further header (may be given several times)")  # fmt: skip
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON",
                        help='further fields of each request, such as {"priority": 1}')  # fmt: skip
+    for flag, why in _WITHOUT_EFFECT.items():
+        group.add_argument(flag, action="store_true", help=f"taken from vLLM's lines: {why}")
 
 
 def _traffic_flags(parser: Parser) -> None:
