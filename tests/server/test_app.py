@@ -23,6 +23,13 @@ def test_the_framework_s_own_errors_have_our_shape(server, method, path, status)
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_method_that_is_not_allowed_gets_those_that_are(server):
+    document = server.http.get("/openapi.json").json()["paths"]
+    for path, operations in document.items():
+        allowed = server.http.options(path.replace("{name}", "x")).headers["allow"]
+        assert set(allowed.split(", ")) - {"HEAD"} == {name.upper() for name in operations}
+
+
 def test_health_version_and_docs(server):
     health = server.http.get("/health")
     assert (health.status_code, health.content) == (200, b"")

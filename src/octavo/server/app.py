@@ -122,21 +122,25 @@ def create_app(service: Service) -> ASGIApp:
         [(method, path, body, reply) for method, path, _, body, reply in described],
         service.options,
     )
-    routes = [_route(method, path, handler, service) for method, path, handler, _, _ in described]
+    # One route for all methods of a path, so that `Allow` names them all.
+    methods = {path: {m for m, p, *_ in described if p == path} for _, path, *_ in described}
+    for path in ("/health", "/ping"):
+        methods[path].add("HEAD")
+    handlers = {path: handler for _, path, handler, _, _ in described}
+    routes = [_route(methods[path], path, handlers[path], service) for path in methods]
     routes += [
-        _route("HEAD", "/health", health, service),
         Route("/openapi.json", _constant(to_json(document), "application/json")),
         Route("/docs", _constant(docs_page(document), "text/html")),
     ]
-    handlers = {HTTPException: _framework_error, Exception: _unexpected_error}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    faults = {HTTPException: _framework_error, Exception: _unexpected_error}
+    app = Starlette(routes=routes, exception_handlers=faults)
     app.router.redirect_slashes = False
     return _guarded(app, service)
 
 
-def _route(method: str, path: str, handler: Handler, service: Service) -> Route:
+def _route(methods: set[str], path: str, handler: Handler, service: Service) -> Route:
     route = Route(path, _endpoint(handler, service))
-    route.methods = {method}  # without the HEAD that Starlette adds to each GET
+    route.methods = methods  # without the HEAD that Starlette adds to each GET
     return route
 
 
