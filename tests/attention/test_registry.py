@@ -40,13 +40,13 @@ def test_auto_takes_the_first_that_can() -> None:
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'cpv'.*auto, cpu, torch; did you mean 'cpu'"):
+    with pytest.raises(ConfigError, match=r"'cpv'.*auto, cpu, torch, triton; did you mean 'cpu'"):
         attention.create("cpv", "cpu", torch.float32)
 
 
 def test_a_user_registers_a_backend() -> None:
     attention.register_attention_impl("mine", Mine)
-    assert attention.names() == ["auto", "cpu", "mine", "torch"]
+    assert attention.names() == ["auto", "cpu", "mine", "torch", "triton"]
     assert isinstance(attention.create("mine", "cpu", torch.float32, [spec()], 16), Mine)
 
 

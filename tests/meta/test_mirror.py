@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 # Folders of tests that mirror something else, or nothing.
 ELSEWHERE = {"meta", "benchmarks", "clients", "examples", "fuzz"}
 # Tests of a whole part rather than of one of its files.
-WHOLE = {"soak", "rows"}
+WHOLE = {"soak", "rows", "gpu"}
 
 
 def noun(test: Path) -> str:

@@ -13,6 +13,7 @@ from octavo.errors import ConfigError, nearest
 _BUILT_IN = {
     "cpu": "octavo.attention.cpu:CpuAttention",
     "torch": "octavo.attention.torch_ref:TorchAttention",
+    "triton": "octavo.attention.triton:TritonAttention",
 }
 # Names of KV cache dtypes; of two names for one dtype the first is shown.
 KV_DTYPES = {
@@ -58,7 +59,7 @@ def create(
     specs: Iterable[AttentionSpec] = (),
     block_size: int | None = None,
     kv_dtype: torch.dtype | None = None,
-    order: Sequence[str] = tuple(_BUILT_IN),
+    order: Sequence[str] = ("cpu", "torch"),
 ) -> AttentionBackend:
     """The backend called `name`, checked against all requirements.
 

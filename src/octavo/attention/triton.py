@@ -1,0 +1,281 @@
+"""The Triton backend: paged attention on NVIDIA GPUs, over the kernels of `kernels.gpu.attention`.
+
+It plans a step once, in host memory, and runs the plan for each layer of one kind. Two lists of
+work items differ in the shape of their tiles: small tiles over pieces of `SPLIT_KEYS` keys, whose
+results are joined, serve rows of few queries, and large tiles over all keys serve prompts. Which
+list a row is on depends on that row alone, so a row's result does not depend on the other rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities
+from octavo.kernels.gpu import attention as kernels
+from octavo.kernels.gpu import cache as cache_kernels
+from octavo.kernels.gpu.attention import (
+    ITEM_FIELDS,
+    JOIN_FIELDS,
+    SPLIT_KEYS,
+    Tile,
+)
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FORMS = {torch.int8: cache_kernels.INT8, torch.float8_e4m3fn: cache_kernels.FP8}
+# Programs for each multiprocessor: two small tiles hide the latency of each other's loads.
+_PROGRAMS = {"split": 4, "whole": 1, "joins": 8}
+
+# Heads that one program rotates and stores.
+_HEADS_AT_ONCE = 8
+
+
+def tiles(spec: AttentionSpec, dtype: torch.dtype) -> dict[str, Tile]:
+    """The tiles of rows of few queries and of prompts, for queries of `dtype`.
+
+    Prompts have 128 rows in a tile, of which a Hopper GPU multiplies 64 in one instruction.
+    """
+    group = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
+    long_heads = spec.head_dim > 128
+    wide = dtype == torch.float32 or long_heads
+    split = Tile(max(16, group), 32 if long_heads else 64, 4, 2 if long_heads else 3)
+    whole = Tile(max(64 if wide else 128, group), 32 if wide else 64, 8, 2 if wide else 3)
+    return {"split": split, "whole": whole}
+
+
+def attend_constants(
+    spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype, block_size: int, tile: Tile
+) -> dict[str, Any]:
+    """What `kernels.attend` is compiled for."""
+    return {
+        "KV_HEADS": spec.num_kv_heads, "GROUP": spec.num_heads // spec.num_kv_heads,
+        "HEAD_DIM": spec.head_dim, "DIMS": triton.next_power_of_2(spec.head_dim),
+        "BLOCK": block_size, "ROWS": tile.rows, "KEYS": tile.keys, "CODES": kv_dtype in _FORMS,
+        "WINDOW": spec.window is not None, "CAPPED": spec.soft_cap is not None, "SINKS": False,
+        "WIDE": _is_wide(dtype), "FIELDS": ITEM_FIELDS,
+    }  # fmt: skip
+
+
+def join_constants(spec: AttentionSpec) -> dict[str, Any]:
+    """What `kernels.join` is compiled for."""
+    group = spec.num_heads // spec.num_kv_heads
+    return {
+        "KV_HEADS": spec.num_kv_heads, "GROUP": group, "HEADS": triton.next_power_of_2(group),
+        "HEAD_DIM": spec.head_dim, "DIMS": triton.next_power_of_2(spec.head_dim),
+        "SINKS": False, "FIELDS": JOIN_FIELDS,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLists:
+    """A step's work for layers of one kind, int32 in host memory.
+
+    split, whole: [items, ITEM_FIELDS]; joins: [joins, JOIN_FIELDS]; lines: of the partial results.
+    """
+
+    split: Ints
+    whole: Ints
+    joins: Ints
+    lines: int
+
+
+def plan(
+    query_starts: Ints, seq_lens: Ints, spec: AttentionSpec, split_rows: int, whole_rows: int
+) -> WorkLists:
+    """The work of rows of query_starts[r+1] - query_starts[r] queries over seq_lens[r] keys.
+
+    A row whose queries fit in one tile of `split_rows` is computed over pieces of keys, a longer
+    one in tiles of `whole_rows`. Rows without queries are padding.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    counts = query_starts[1:] - query_starts[:-1]
+    small = counts * group <= split_rows
+    step = np.where(small, split_rows // group, whole_rows // group)
+    tiles = -(-counts // step)
+    row = np.repeat(np.arange(len(counts)), tiles)
+    offset = (np.arange(len(row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * step[row]
+    queries = np.minimum(step[row], counts[row] - offset)
+    position = seq_lens[row] - counts[row] + offset
+    end, start = position + queries, np.zeros_like(position)
+    if spec.window is not None:
+        start = np.maximum(0, position + 1 - spec.window)
+    first, last = start // SPLIT_KEYS, -(-end // SPLIT_KEYS)
+    tile = np.stack((row, query_starts[row] + offset, queries, position), 1)
+    whole = ~small[row]
+    edges = np.stack((first * SPLIT_KEYS, end, np.full_like(end, -1), np.zeros_like(end)), 1)
+    split, joins, lines = _pieces(tile[~whole], first[~whole], last[~whole], end[~whole], group)
+    return WorkLists(split, np.hstack((tile, edges))[whole].astype(np.int32), joins, lines)
+
+
+def _pieces(tile: Ints, first: Ints, last: Ints, end: Ints, group: int) -> tuple[Ints, Ints, int]:
+    """(items, joins, lines) of `tile` [tiles, 4] over the pieces first..last - 1 of keys."""
+    pieces, lines = last - first, tile[:, 2] * group
+    joined = np.where(pieces > 1, pieces, 0)
+    base = np.cumsum(joined * lines) - joined * lines  # first line of a tile
+    of = np.repeat(np.arange(len(tile)), pieces)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begin = (first[of] + number) * SPLIT_KEYS
+    line = np.where(joined[of] > 0, base[of] + number * lines[of], -1)
+    columns = (begin, np.minimum(begin + SPLIT_KEYS, end[of]), line, np.zeros_like(line))
+    items = np.hstack((tile[of], np.stack(columns, 1)))
+    tokens = np.where(joined > 0, tile[:, 2], 0)
+    of = np.repeat(np.arange(len(tile)), tokens)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(tokens) - tokens, tokens)
+    joins = np.stack((tile[of, 1] + number, base[of] + number * group, pieces[of], lines[of]), 1)
+    return items.astype(np.int32), joins.astype(np.int32), int((joined * lines).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """WorkLists on the device, the number of entries of each list behind it."""
+
+    meta: AttentionMetadata
+    items: dict[str, torch.Tensor]  # int32
+    counts: dict[str, torch.Tensor]  # int32 [1]
+    partials: torch.Tensor
+    moments: torch.Tensor
+
+
+class TritonAttention:
+    """Paged attention on NVIDIA GPUs of compute capability 8.0 or newer."""
+
+    name = "triton"
+    capabilities = Capabilities(
+        dtypes=_FLOATS,
+        kv_dtypes=(*_FLOATS, *_FORMS),
+        devices=("cuda", "interpret"),
+        head_dims=tuple(range(8, 257, 8)),
+        block_sizes=(8, 16, 32, 64, 128),
+    )
+
+    def __init__(self) -> None:
+        self._work: dict[tuple[int, AttentionSpec], _Work] = {}
+
+    def kv_layout(
+        self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
+        """See AttentionBackend.kv_layout."""
+        size = block_size * (spec.head_dim + (4 if kv_dtype in _FORMS else 0))
+        return (num_blocks, 2, spec.num_kv_heads, size), kv_dtype
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
+    ) -> None:
+        """See AttentionBackend.write."""
+        self._write(key[:, :0], key, value, None, cache, meta)
+
+    def rope_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> None:
+        """Rotary embedding of query, in place, and of key, as `kernels.reference.rope`; then
+        `write`. `key` itself is not changed."""
+        self._write(query, key, value, cos_sin, cache, meta)
+
+    def _write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos_sin: torch.Tensor | None,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> None:
+        tokens, kv_heads, head_dim = key.shape
+        codes, scales = _views(cache)
+        heads = _HEADS_AT_ONCE if query.is_cuda else 64
+        groups = -(-query.shape[1] // heads) + 2 * -(-kv_heads // heads)
+        table = meta.positions if cos_sin is None else cos_sin
+        cache_kernels.rotate_and_write[tokens, groups](
+            codes, scales, query, key, value, table, meta.positions, meta.slots,
+            *cache.stride()[:3], query.stride(0), key.stride(0), value.stride(0), table.stride(0),
+            Q_HEADS=query.shape[1], KV_HEADS=kv_heads, HEADS=heads, HEAD_DIM=head_dim,
+            DIMS=triton.next_power_of_2(head_dim), BLOCK=meta.block_size,
+            HALF=0 if cos_sin is None else cos_sin.shape[1] // 2, WRITES=True,
+            FORM=_FORMS.get(cache.dtype, cache_kernels.PLAIN), num_warps=4,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """See AttentionBackend.attend."""
+        work = self._planned(meta, spec, query.dtype)
+        out = query.new_empty((len(query), spec.num_heads * spec.head_dim))
+        kv, scales = _views(cache, decode=True)
+        for name, tile in tiles(spec, query.dtype).items():
+            kernels.attend[(_programs(query.device, name),)](
+                out, work.partials, work.moments, query, kv, scales, meta.block_tables,
+                work.items[name], work.counts[name], out, *cache.stride()[:3],
+                meta.block_tables.stride(0), query.stride(0), out.stride(0),
+                spec.scale, spec.soft_cap or 1.0, spec.window or 0,
+                **attend_constants(spec, query.dtype, cache.dtype, meta.block_size, tile),
+                num_warps=tile.num_warps, num_stages=tile.num_stages,
+            )  # fmt: skip
+        kernels.join[(_programs(query.device, "joins"),)](
+            out, work.partials, work.moments, work.items["joins"], work.counts["joins"], out,
+            out.stride(0), **join_constants(spec),
+        )  # fmt: skip
+        return out
+
+    def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+        """The work of this step's layers of one kind, planned for the first of them."""
+        work = self._work.get((meta.group, spec))
+        if work is None or work.meta is not meta:
+            work = self._work[meta.group, spec] = self._plan(meta, spec, dtype)
+        return work
+
+    def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+        split, whole = tiles(spec, dtype).values()
+        starts, lengths = meta.query_starts.cpu().numpy(), meta.seq_lens.cpu().numpy()
+        lists = plan(starts, lengths, spec, split.rows, whole.rows)
+        device = meta.query_starts.device
+        parts = {"split": lists.split, "whole": lists.whole, "joins": lists.joins}
+        counts = np.array([len(part) for part in parts.values()], np.int32)
+        flat = np.concatenate([counts, np.zeros(5, np.int32), *(p.ravel() for p in parts.values())])
+        moved = torch.from_numpy(flat).to(device)
+        items: dict[str, torch.Tensor] = {}
+        at = 8
+        for name, part in parts.items():
+            items[name] = moved[at : at + part.size]
+            at += part.size
+        lines = max(lists.lines, 1) * spec.num_kv_heads
+        return _Work(
+            meta,
+            items,
+            {name: moved[i : i + 1] for i, name in enumerate(parts)},
+            torch.empty(lines * spec.head_dim, dtype=torch.float32, device=device),
+            torch.empty(lines * 2, dtype=torch.float32, device=device),
+        )
+
+
+def _views(cache: torch.Tensor, decode: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes of a cache as the kernels take them, and the same memory as float32 scales."""
+    if cache.dtype not in _FORMS:
+        return cache, cache
+    codes = cache if decode or cache.dtype == torch.int8 else cache.view(torch.uint8)
+    return codes, cache.view(torch.float32)
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    """Whether products are computed in float32: the interpreter multiplies no bfloat16."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
+
+
+def _programs(device: torch.device, name: str) -> int:
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return _PROGRAMS[name] * count
