@@ -40,7 +40,7 @@ def test_wrong_types_are_refused(field):
     ("field", "good", "bad"),
     [
         ("model", ["smollm2", "a/b"], ["", "  ", None, 5]),
-        ("dtype", ["auto", "bfloat16", "float32"], ["float16", "bf16", None]),
+        ("dtype", ["auto", "bfloat16", "float16", "float32"], ["float8", "bf16", None]),
         ("device", ["auto", "cpu"], ["cuda", ""]),
         ("block_size", [8, 16, 128], [0, 15, 256, 16.0, True, "16"]),
         ("gpu_memory_utilization", [0.1, 1, 1.0], [0, -0.5, 1.01, float("nan"), "0.9", True]),
@@ -65,7 +65,7 @@ def test_ranges(field, good, bad):
 
 def test_messages_say_what_would_be_right():
     assert "one of (8, 16, 32, 64, 128)" in refused(block_size=15)
-    assert "'auto', 'bfloat16', 'float32'" in refused(dtype="fp16")
+    assert "'auto', 'bfloat16', 'float16', 'float32'" in refused(dtype="fp16")
     assert "at least 1" in refused(max_num_seqs=0)
 
 

@@ -105,7 +105,7 @@ def test_values_that_mean_the_default_leave_it() -> None:
 @pytest.mark.parametrize(
     ("options", "ours"),
     [
-        ({"dtype": "half"}, {"dtype": "float32"}),
+        ({"dtype": "half"}, {"dtype": "float16"}),
         ({"dtype": "float"}, {"dtype": "float32"}),
         ({"dtype": "bf16"}, {"dtype": "bfloat16"}),
         ({"quantization": "awq_marlin"}, {"quantization": "awq"}),
@@ -126,7 +126,7 @@ def test_vllms_spellings(options: dict[str, object], ours: dict[str, object]) ->
 def test_a_dtype_of_torch_is_its_name() -> None:
     import torch
 
-    assert EngineConfig.from_options({"dtype": torch.float16}).dtype == "float32"
+    assert EngineConfig.from_options({"dtype": torch.float16}).dtype == "float16"
     assert EngineConfig.from_options({"dtype": torch.bfloat16}).dtype == "bfloat16"
 
 
@@ -139,14 +139,14 @@ def test_two_names_of_one_option_must_agree() -> None:
 
 def test_what_surprises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        EngineConfig.from_options({"dtype": "half", "trust_remote_code": True})
-    assert "computed in float32" in caplog.text
+        EngineConfig.from_options({"trust_remote_code": True})
     assert "no code of a checkpoint is ever run" in caplog.text
 
 
-def test_a_gpu_is_refused_with_what_to_use() -> None:
-    with pytest.raises(ConfigError, match="no GPU backend yet; leave device out"):
-        EngineConfig.from_options({"device": "cuda"})
+def test_a_device_that_there_is_not_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ConfigError, match="not 'tpu': leave it out to compute on the GPU"):
+        EngineConfig.from_options({"device": "tpu"})
+    assert EngineConfig.from_options({"device": "cuda:1"}).device == "cuda:1"
 
 
 # --- flags --------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_no_flag_of_vllm_s_is_in_the_help(parser: Parser) -> None:
         (["--max-model-len", "auto"], {}, {}),
         (["--max-model-len", "-1"], {}, {}),
         (["--kv-cache-memory-bytes", "4G"], {"kv_cache_memory_bytes": 4 << 30}, {}),
-        (["--dtype", "half", "--trust-remote-code"], {"dtype": "float32"}, {}),
+        (["--dtype", "half", "--trust-remote-code"], {"dtype": "float16"}, {}),
         (["--scheduling-policy", "priority"], {"scheduler": "priority"}, {}),
         (["--scheduling-policy", "fcfs"], {}, {}),
         (["--disable-log-requests", "--disable-log-stats"], {}, {"disable_log_stats": True}),

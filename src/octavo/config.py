@@ -27,9 +27,9 @@ logger = get_logger(__name__)
 # Not a package: so that a name of vLLM's that is missing here is asked for by `octavo._Refusals`.
 __path__ = ()
 
-Dtype = Literal["auto", "bfloat16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
-KVDtype = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3"]
+KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 # vLLM's suffixes: small letters are powers of 1000, capitals powers of 1024. KiB and so on are
@@ -53,12 +53,14 @@ class EngineConfig:
     )
     revision: str | None = _option(None, "branch, tag or commit of a Hugging Face id")
     dtype: Dtype = _option("auto", "type of weights and activations; auto is bfloat16 where the "
-                           "processor has it in hardware, else float32")  # fmt: skip
+                           "device has it in hardware, else float32; a CPU computes float16 in "
+                           "float32")  # fmt: skip
     device: str = _option(
         "auto",
-        "device to compute on",
+        "device to compute on; auto is a GPU where there is one; of several, cuda:1 is the second",
         names=devices.names,
-        otherwise="there is no GPU backend yet; leave device out to compute on the CPU",
+        name_of=devices.kind,
+        otherwise="leave it out to compute on the GPU, where there is one, or the CPU",
     )
     threads: int | None = _option(
         None,
@@ -102,6 +104,9 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = _option(True, "reuse the KV of equal prompt prefixes")
     enforce_eager: bool = _option(False, "disable graph capture")
+    cuda_graph_sizes: str | None = _option(
+        None, "GPU: numbers of tokens of captured steps, such as 1,2,4,8; default: up to 256"
+    )
     deterministic: bool = _option(
         False,
         "batch-invariant: bitwise equal results whatever else is in the batch, even where a "
@@ -139,10 +144,25 @@ class EngineConfig:
             )
         if not 0 <= self.swap_space < 2**20:
             raise ConfigError(f"swap_space must be GiB from 0, not {self.swap_space}")
+        _ = self.graph_sizes  # raises
         if self.generation_config not in ("auto", "octavo"):
             raise ConfigError(
                 f"generation_config must be 'auto' or 'octavo', not {self.generation_config!r}"
             )
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """cuda_graph_sizes as numbers, rising; empty for the device's own choice."""
+        try:
+            sizes = {int(size) for size in (self.cuda_graph_sizes or "").split(",") if size}
+        except ValueError:
+            sizes = {0}
+        if any(size < 1 for size in sizes):
+            raise ConfigError(
+                f"cuda_graph_sizes must be numbers of tokens from 1, such as 1,2,4,8, not "
+                f"{self.cuda_graph_sizes!r}"
+            )
+        return tuple(sorted(sizes))
 
     @property
     def waiting_limit(self) -> int:
@@ -175,7 +195,8 @@ def check_type(item: "Field[Any]", value: object) -> None:
     if value is None and optional:
         return
     wanted = f"one of {choices}" if choices else " or ".join(t.__name__ for t in allowed)
-    good = value in choices if choices else _is(value, allowed)
+    name_of = item.metadata.get("name_of", lambda name: name)
+    good = name_of(value) in choices if choices else _is(value, allowed)
     if not good:
         advice = f": {item.metadata['otherwise']}" if "otherwise" in item.metadata else ""
         raise ConfigError(f"{item.name} must be {wanted}, not {value!r}{advice}")
@@ -244,8 +265,7 @@ def _meant(entry: Entry, value: object) -> object:
 
 def _note(entry: Entry, value: object) -> None:
     """Log what a value that vLLM's users give means here, where they may not expect it."""
-    surprising = entry.name == "dtype" and value in ("half", "float16")
-    if surprising or (entry.name == "trust_remote_code" and value is True):
+    if entry.name == "trust_remote_code" and value is True:
         logger.info("%s=%r: %s", entry.name, value, entry.note)
 
 

@@ -5,6 +5,7 @@ linear products, sampling. It is imported when an engine is created, so this fil
 """
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,13 @@ from octavo.errors import ConfigError, nearest
 Factory = Callable[[Any], Any]
 
 # Name -> module and factory; "auto" is the first.
-_BUILT_IN = {"cpu": "octavo.runner.device:cpu"}
+_BUILT_IN = {
+    "cpu": "octavo.runner.device:cpu",
+    "cuda": "octavo.runner.device:cuda",
+    "interpret": "octavo.runner.device:interpret",
+}
+# Devices of which there may be several: "cuda:1" is the second.
+_NUMBERED = re.compile(r"(cuda):[0-9]+")
 # Changed at run time by `register` only.
 _registered: dict[str, Factory] = {}
 
@@ -33,8 +40,14 @@ def register(name: str, factory: Factory) -> None:
     _registered[name] = factory
 
 
+def kind(name: str) -> str:
+    """The name without a number: "cuda" of "cuda:1"."""
+    numbered = _NUMBERED.fullmatch(name)
+    return numbered[1] if numbered else name
+
+
 def names() -> tuple[str, ...]:
-    """Every valid value of `device`, "auto" first."""
+    """Every valid value of `device`, "auto" first; "cuda" may be followed by a number."""
     return ("auto", *_BUILT_IN, *sorted(_registered))
 
 
@@ -44,10 +57,10 @@ def create(name: str, config: Any) -> Any:
         name = next(iter(_BUILT_IN))
     if name in _registered:
         return _registered[name](config)
-    if name not in _BUILT_IN:
+    if kind(name) not in _BUILT_IN:
         known = names()
         raise ConfigError(
             f"unknown device {name!r}; known: {', '.join(known)}{nearest(name, known)}"
         )
-    module, _, attribute = _BUILT_IN[name].partition(":")
+    module, _, attribute = _BUILT_IN[kind(name)].partition(":")
     return getattr(importlib.import_module(module), attribute)(config)

@@ -43,8 +43,9 @@ class ToyProducts:
 class ToyDevice(ReferenceSampling):
     """Everything that `octavo.runner.device.Device` asks for."""
 
-    name, torch_device, shares_host_memory = "toy", "cpu", True
+    name, torch_device, shares_host_memory, pads_steps = "toy", "cpu", True, False
     attention_order, quantization = ("torch",), ()
+    dtypes = (torch.float32,)
 
     def __init__(self, config):
         self.steps = 0

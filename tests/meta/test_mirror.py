@@ -53,6 +53,8 @@ RUN_BY = {
     "attention_softmax": "attention",
     "tiles": "attention",
 }
+# The same of GPU kernels; what only a GPU can run is run by `make gpu-check`.
+RUN_BY_GPU = {"memory": "device"}
 
 
 def test_every_kernel_has_a_test() -> None:
@@ -61,6 +63,12 @@ def test_every_kernel_has_a_test() -> None:
     tested.add("attention")  # tested through the backend that owns its layout
     kernels = sources(Path("kernels/cpu"))
     assert {name for name in kernels if RUN_BY.get(name, name) not in tested} == set()
+
+
+def test_every_gpu_kernel_has_a_test() -> None:
+    tested = {noun(path) for path in TESTS.glob("kernels/gpu/test_*.py")}
+    kernels = sources(Path("kernels/gpu"))
+    assert {name for name in kernels if RUN_BY_GPU.get(name, name) not in tested} == set()
 
 
 def test_every_op_has_a_reference_of_its_name() -> None:

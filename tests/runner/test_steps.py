@@ -157,6 +157,7 @@ class PaddedAttention(TorchAttention):
 
     def prepare_replay(self, meta, spec, dtype, captured_tokens):
         self.prepared[captured_tokens] = meta
+        return True
 
     def attend(self, query, cache, meta, spec):
         meta = self.prepared[len(query)] if self.replaying else meta
@@ -165,6 +166,8 @@ class PaddedAttention(TorchAttention):
 
 class Ladder:
     """Captures of several sizes; each replay runs all that was captured."""
+
+    pads_steps = True
 
     def __init__(self, backend):
         self.backend, self.sizes = backend, []

@@ -53,11 +53,17 @@ class AttentionMetadata:
     max_seq_len: int
     block_size: int
     group: int = 0
+    max_blocks: int = 0  # the most that a row of any step can have
+    captured: bool = False  # of a captured run, which is replayed for other steps
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. An empty tuple of sizes means any."""
+    """What a backend can do. An empty tuple of sizes means any.
+
+    padding_slot: of the tokens that pad a captured step; -1 if `write` stores nothing there,
+    else 0, in the null block.
+    """
 
     dtypes: tuple[torch.dtype, ...]
     kv_dtypes: tuple[torch.dtype, ...]
@@ -67,6 +73,7 @@ class Capabilities:
     window: bool = True
     soft_cap: bool = True
     graph_safe: bool = False
+    padding_slot: int = 0
 
 
 @runtime_checkable
@@ -82,11 +89,13 @@ class CaptureSafe(Protocol):
         spec: AttentionSpec,
         dtype: torch.dtype,
         captured_tokens: int,
-    ) -> None:
+    ) -> bool:
         """Fill that memory for the step of `meta`, for all layers of `spec`, before a replay.
 
         dtype: the queries'. captured_tokens: how many tokens the calls were captured with, at
-        least those of `meta`. The memory stays valid until the next step is prepared.
+        least those of `meta`; the first call has the most that any has. The memory stays valid
+        until the next step is prepared. Returns False, and the step must not be replayed, if it
+        needs more memory than there is.
         """
         ...
 

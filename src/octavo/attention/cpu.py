@@ -138,9 +138,10 @@ class CpuAttention:
         spec: AttentionSpec,
         dtype: torch.dtype,
         captured_tokens: int,
-    ) -> None:
+    ) -> bool:
         """See CaptureSafe.prepare_replay. One capture serves any number of tokens."""
         self._planned(meta, spec, dtype)
+        return True
 
     def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         """The work of this step's layers of one kind, planned for the first of them."""

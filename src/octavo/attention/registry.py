@@ -18,6 +18,7 @@ _BUILT_IN = {
 # Names of KV cache dtypes; of two names for one dtype the first is shown.
 KV_DTYPES = {
     "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "float32": torch.float32,
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,

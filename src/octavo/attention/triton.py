@@ -30,6 +30,8 @@ _FORMS = {torch.int8: cache_kernels.INT8, torch.float8_e4m3fn: cache_kernels.FP8
 # Programs for each multiprocessor: two small tiles hide the latency of each other's loads.
 _PROGRAMS = {"split": 4, "whole": 1, "joins": 8}
 
+# Floats of partial results of captured steps, 256 MiB; a step with more is not replayed.
+_MOST_PARTIALS = 2**26
 # Heads that one program rotates and stores.
 _HEADS_AT_ONCE = 8
 
@@ -134,10 +136,54 @@ class _Work:
     """WorkLists on the device, the number of entries of each list behind it."""
 
     meta: AttentionMetadata
+    tables: torch.Tensor  # int32 [rows, blocks]
     items: dict[str, torch.Tensor]  # int32
     counts: dict[str, torch.Tensor]  # int32 [1]
     partials: torch.Tensor
     moments: torch.Tensor
+
+
+class _StaticWork:
+    """Memory at fixed addresses for the work of steps of up to `tokens` tokens."""
+
+    def __init__(self, meta: AttentionMetadata, spec: AttentionSpec, tokens: int) -> None:
+        device = meta.block_tables.device
+        group = spec.num_heads // spec.num_kv_heads
+        pieces = -(-meta.max_blocks * meta.block_size // SPLIT_KEYS)
+        per_line = spec.num_kv_heads * spec.head_dim
+        self._lines = min(tokens * pieces * group, max(1, _MOST_PARTIALS // per_line))
+        # The split items come last, so that only those in use are copied.
+        self._capacity = {"joins": tokens, "whole": tokens, "split": tokens + self._lines // group}
+        sizes = [tokens * JOIN_FIELDS, tokens * ITEM_FIELDS, self._capacity["split"] * ITEM_FIELDS]
+        ends = np.cumsum([8, *sizes]).tolist()
+        self._places = dict(zip(self._capacity, ends[:-1], strict=True))
+        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+        flat = self._host.to(device)
+        self._flat = flat
+        self._tables = torch.zeros(tokens, meta.max_blocks, dtype=torch.int32, device=device)
+        self._items = {name: flat[at:] for name, at in self._places.items()}
+        self._counts = {name: flat[i : i + 1] for i, name in enumerate(self._capacity)}
+        self._partials = torch.empty(self._lines * per_line, device=device)
+        self._moments = torch.empty(self._lines * spec.num_kv_heads * 2, device=device)
+
+    def fill(self, meta: AttentionMetadata, lists: WorkLists) -> _Work | None:
+        """The work of a step in this memory; None if it does not fit."""
+        parts = {"joins": lists.joins, "whole": lists.whole, "split": lists.split}
+        most = self._capacity
+        if lists.lines > self._lines or any(len(parts[n]) > most[n] for n in parts):
+            return None
+        host = self._host.numpy()
+        for i, (name, part) in enumerate(parts.items()):
+            host[i] = len(part)
+            at = self._places[name]
+            host[at : at + part.size] = part.ravel()
+        used = self._places["split"] + lists.split.size
+        self._flat[:used].copy_(self._host[:used], non_blocking=True)
+        rows, blocks = meta.block_tables.shape
+        self._tables[:rows, :blocks] = meta.block_tables
+        return _Work(
+            meta, self._tables, self._items, self._counts, self._partials, self._moments
+        )
 
 
 class TritonAttention:
@@ -147,13 +193,16 @@ class TritonAttention:
     capabilities = Capabilities(
         dtypes=_FLOATS,
         kv_dtypes=(*_FLOATS, *_FORMS),
-        devices=("cuda", "interpret"),
+        devices=("cuda", "cpu") if triton.knobs.runtime.interpret else ("cuda",),
         head_dims=tuple(range(8, 257, 8)),
         block_sizes=(8, 16, 32, 64, 128),
+        graph_safe=True,
+        padding_slot=-1,
     )
 
     def __init__(self) -> None:
         self._work: dict[tuple[int, AttentionSpec], _Work] = {}
+        self._static: dict[tuple[int, AttentionSpec], _StaticWork] = {}
 
     def kv_layout(
         self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
@@ -217,9 +266,9 @@ class TritonAttention:
         kv, scales = _views(cache, decode=True)
         for name, tile in tiles(spec, query.dtype).items():
             kernels.attend[(_programs(query.device, name),)](
-                out, work.partials, work.moments, query, kv, scales, meta.block_tables,
+                out, work.partials, work.moments, query, kv, scales, work.tables,
                 work.items[name], work.counts[name], out, *cache.stride()[:3],
-                meta.block_tables.stride(0), query.stride(0), out.stride(0),
+                work.tables.stride(0), query.stride(0), out.stride(0),
                 spec.scale, spec.soft_cap or 1.0, spec.window or 0,
                 **attend_constants(spec, query.dtype, cache.dtype, meta.block_size, tile),
                 num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -230,17 +279,40 @@ class TritonAttention:
         )  # fmt: skip
         return out
 
+    def prepare_replay(
+        self,
+        meta: AttentionMetadata,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        captured_tokens: int,
+    ) -> bool:
+        """See CaptureSafe.prepare_replay."""
+        kind = (meta.group, spec)
+        if kind not in self._static:
+            self._static[kind] = _StaticWork(meta, spec, captured_tokens)
+        work = self._static[kind].fill(meta, self._lists(meta, spec, dtype))
+        if work is not None:
+            self._work[kind] = work
+        return work is not None
+
     def _planned(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         """The work of this step's layers of one kind, planned for the first of them."""
         work = self._work.get((meta.group, spec))
+        if work is not None and meta.captured:
+            return work  # in static memory
         if work is None or work.meta is not meta:
             work = self._work[meta.group, spec] = self._plan(meta, spec, dtype)
         return work
 
-    def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+    def _lists(
+        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
+    ) -> WorkLists:
         split, whole = tiles(spec, dtype).values()
         starts, lengths = meta.query_starts.cpu().numpy(), meta.seq_lens.cpu().numpy()
-        lists = plan(starts, lengths, spec, split.rows, whole.rows)
+        return plan(starts, lengths, spec, split.rows, whole.rows)
+
+    def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
+        lists = self._lists(meta, spec, dtype)
         device = meta.query_starts.device
         parts = {"split": lists.split, "whole": lists.whole, "joins": lists.joins}
         counts = np.array([len(part) for part in parts.values()], np.int32)
@@ -254,6 +326,7 @@ class TritonAttention:
         lines = max(lists.lines, 1) * spec.num_kv_heads
         return _Work(
             meta,
+            meta.block_tables,
             items,
             {name: moved[i : i + 1] for i, name in enumerate(parts)},
             torch.empty(lines * spec.head_dim, dtype=torch.float32, device=device),

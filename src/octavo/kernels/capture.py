@@ -29,6 +29,11 @@ class CapturedRun(Protocol):
 class StepCapture(Protocol):
     """The part of a device that captures steps."""
 
+    @property
+    def pads_steps(self) -> bool:
+        """Whether a replay computes as many tokens as its capture; the caller pads the inputs."""
+        ...
+
     def capture_sizes(self, max_tokens: int) -> Sequence[int]:
         """Numbers of tokens to capture, rising and at most `max_tokens`; none if it cannot."""
         ...

@@ -69,6 +69,7 @@ class BatchBuilder:
             max_query_len=int(counts.max()),
             max_seq_len=int(seq_lens.max()),
             block_size=size,
+            max_blocks=self._max_blocks,
         )
         others = [
             replace(

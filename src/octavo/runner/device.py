@@ -5,7 +5,7 @@ Everything that differs between a CPU and a GPU is behind it. The names of devic
 order of preference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +22,10 @@ from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
 
 
+# Compute capability: asynchronous copies, and bfloat16 in the matrix units.
+OLDEST_GPU = (8, 0)
+
+
 @runtime_checkable
 class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
     """One device of an engine.
@@ -34,6 +38,11 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
     @property
     def shares_host_memory(self) -> bool:
         """Whether the device computes in host memory, so that a swap pool reduces its memory."""
+        ...
+
+    @property
+    def dtypes(self) -> Collection[torch.dtype]:
+        """What weights and activations may be; any other dtype is computed in float32."""
         ...
 
     def start(self) -> None:
@@ -83,6 +92,8 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
 
 def create_device(config: EngineConfig) -> Device:
     """The device that `config` names. Raises ConfigError if it is unknown or incomplete."""
+    if config.device == "auto":
+        config = config.with_(device=_best())
     device = devices.create(config.device, config)
     if not isinstance(device, Device):
         members = {name for kind in Device.__mro__ for name in vars(kind) if name[0] != "_"}
@@ -91,8 +102,29 @@ def create_device(config: EngineConfig) -> Device:
     return device
 
 
+def _best() -> str:
+    """The first GPU that Octavo has kernels for, else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(0) >= OLDEST_GPU:
+        return "cuda"
+    return "cpu"
+
+
 def cpu(config: EngineConfig) -> Device:
     """The processor and its memory."""
     from octavo.kernels.cpu.device import CpuDevice
 
     return CpuDevice(config)
+
+
+def cuda(config: EngineConfig) -> Device:
+    """An NVIDIA GPU."""
+    from octavo.kernels.gpu.device import CudaDevice
+
+    return CudaDevice(config)
+
+
+def interpret(config: EngineConfig) -> Device:
+    """The path of a GPU in Triton's interpreter, for tests."""
+    from octavo.kernels.gpu.device import InterpretDevice
+
+    return InterpretDevice(config)

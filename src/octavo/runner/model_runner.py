@@ -90,9 +90,10 @@ class ModelRunner:
         if not plan.rows:
             return StepResult(plan.step, ())
         inputs = self.builder.build(plan)
-        if self.captured and len(inputs.token_ids) <= self.captured.max_tokens:
+        hidden = None
+        if self.captured:
             hidden = self.captured.forward(inputs.token_ids, inputs.metas)
-        else:
+        if hidden is None:
             metas = self.cache.per_layer(inputs.metas)
             hidden = self.model.forward(inputs.token_ids, metas, self.cache.layers)
         drawing = [row for row in plan.rows if row.samples]
@@ -281,12 +282,19 @@ class ModelRunner:
         return BatchBuilder(self.config.block_size, blocks, self.device, len(self.layout.groups))
 
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def resolve_dtype(name: str, device: Device) -> torch.dtype:
     """The torch type of the option `dtype`; `auto` is the device's choice."""
-    return device.default_dtype() if name == "auto" else _DTYPES[name]
+    if name == "auto":
+        return device.default_dtype()
+    dtype = _DTYPES[name]
+    if dtype not in device.dtypes:
+        logger.info("device %s computes %s in float32, which holds each of its values",
+                    device.name, name)  # fmt: skip
+        return torch.float32
+    return dtype
 
 
 def _specs_by_token(rows: list[PlanRow]) -> list[tuple[SampleSpec, ...]]:

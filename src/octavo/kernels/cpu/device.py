@@ -1,7 +1,7 @@
 """The CPU as a device: `runner.device.Device` over the kernels and the memory of this machine."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -44,8 +44,10 @@ class CpuDevice:
     name = "cpu"
     torch_device = "cpu"
     shares_host_memory = True
+    pads_steps = False
     attention_order: Sequence[str] = ("cpu", "torch")
     quantization: Sequence[str] = (INT8, INT4)
+    dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float32)
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages

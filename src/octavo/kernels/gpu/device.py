@@ -1,0 +1,201 @@
+"""GPUs as devices, and the interpreter: `runner.device.Device` over Triton kernels.
+
+`interpret` is the path of a GPU over tensors in host memory, its kernels run by Triton's
+interpreter and its graphs replayed as Python: far too slow to serve, and made for tests.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import triton
+from numpy.typing import NDArray
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.kernels.capture import CapturedRun
+from octavo.kernels.codes import Codes
+from octavo.kernels.dispatch import Ops, reference_ops
+from octavo.kernels.gpu import graph, memory
+from octavo.kernels.gpu.memory import GpuMemory
+from octavo.kernels.sampling import ReferenceSampling
+
+# Compute capability: asynchronous copies, and bfloat16 in the matrix units.
+OLDEST = (8, 0)
+
+
+class GpuProducts:
+    """Products of dense weights by cuBLAS.
+
+    Its choice of a kernel depends on the number of rows, so the products are not batch-invariant.
+    """
+
+    unstable: Sequence[str] = ()
+
+    def make(
+        self,
+        weight: torch.Tensor | Codes,
+        bias: torch.Tensor | None = None,
+        max_rows: int | None = None,
+        method: str = "none",
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """See `layers.linear.Products.make`."""
+        assert isinstance(weight, torch.Tensor)
+        return lambda x: F.linear(x, weight, bias)
+
+    def explain(self) -> str:
+        return "cuBLAS"
+
+
+class _TritonDevice(ReferenceSampling):
+    """What GPUs and the interpreter have in common."""
+
+    name: str
+    torch_device: str
+    shares_host_memory = False
+    pads_steps = True
+    attention_order: Sequence[str] = ("triton", "torch")
+    quantization: Sequence[str] = ()
+    _graph_sizes: Sequence[int]
+    dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
+
+    def start(self) -> None:
+        """Nothing is compiled ahead: the step that measures memory compiles what it needs."""
+
+    def warm_up(self) -> None:
+        """See `start`."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def ops(self, dtype: torch.dtype) -> Ops:
+        return reference_ops("torch's own operations")
+
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
+        return GpuProducts()
+
+    def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
+        return False
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.torch_device)
+
+    def capture_sizes(self, max_tokens: int) -> Sequence[int]:
+        return graph.capture_sizes(max_tokens, self._graph_sizes)
+
+
+class CudaDevice(_TritonDevice):
+    """An NVIDIA GPU of compute capability 8.0 or newer."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.name = self.torch_device = config.device
+        self._device = torch.device(config.device)
+        _check(self._device)
+        torch.cuda.set_device(self._device)
+        self._graph_sizes = config.graph_sizes
+        self._graphs = graph.CudaGraphs()
+        self._inputs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def default_dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    def memory(self) -> GpuMemory:
+        return memory.measure(self._device)
+
+    def peak_of(self, step: Callable[[], object]) -> int:
+        return memory.peak_of(self._device, step)
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Pinned, so that copies run beside the GPU's work."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        """Through pinned memory, without waiting for the GPU.
+
+        The memory of a name is used again by the next step, which is built after the results of
+        this one were read.
+        """
+        source = torch.from_numpy(np.ascontiguousarray(array))
+        count = source.numel()
+        pinned, target = self._inputs.get(name, (source[:0], source[:0]))
+        if len(pinned) < count:
+            size = triton.next_power_of_2(count)
+            pinned = torch.empty(size, dtype=source.dtype, pin_memory=True)
+            target = torch.empty(size, dtype=source.dtype, device=self._device)
+            self._inputs[name] = (pinned, target)
+        pinned[:count].copy_(source.view(-1))
+        target[:count].copy_(pinned[:count], non_blocking=True)
+        return target[:count].view(source.shape)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        return self._graphs.capture(run)
+
+
+class InterpretDevice(_TritonDevice):
+    """The interpreter. Raises ConfigError unless Triton was imported with TRITON_INTERPRET=1."""
+
+    name = "interpret"
+    torch_device = "cpu"
+
+    def __init__(self, config: EngineConfig) -> None:
+        if not triton.knobs.runtime.interpret:
+            raise ConfigError(
+                "device 'interpret' needs the environment variable TRITON_INTERPRET=1 at the start "
+                "of the process"
+            )
+        self._graph_sizes = config.graph_sizes
+
+    def default_dtype(self) -> torch.dtype:
+        """The interpreter multiplies no bfloat16."""
+        return torch.float32
+
+    def memory(self) -> GpuMemory:
+        """That of a small GPU."""
+        return GpuMemory(total=2**31, free=2**31 - 2**28, used=2**28)
+
+    def peak_of(self, step: Callable[[], object]) -> int:
+        step()
+        return 2**26
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+    def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        """A copy, as on a GPU: what the caller does to `array` later changes nothing."""
+        return torch.tensor(array)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
+        return graph.ReplayedPython(run)
+
+
+def _check(device: torch.device) -> None:
+    """Raise ConfigError, with the cure, if the GPU cannot be used."""
+    if not torch.cuda.is_available():
+        if torch.version.cuda is None:
+            raise ConfigError(
+                f"device {device} needs a CUDA build of torch, and {torch.__version__} is built "
+                "for CPUs only; install torch for CUDA, or leave device out to compute on the CPU"
+            )
+        raise ConfigError(
+            f"device {device}: torch finds no NVIDIA GPU that it can use; check that nvidia-smi "
+            f"lists one and that its driver serves CUDA {torch.version.cuda}"
+        )
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ConfigError(f"device {device} does not exist; there are cuda:0 to cuda:{count - 1}")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"device {device} is a {name} of compute capability {capability[0]}.{capability[1]}; "
+            f"{OLDEST[0]}.{OLDEST[1]} or newer is needed (A100, RTX 30, H100 ...)"
+        )

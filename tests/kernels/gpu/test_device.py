@@ -1,0 +1,74 @@
+"""A toy model on the path of a GPU: the CPU's tokens, captured, chunked, cached, swapped."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kit
+from octavo import LLM, SamplingParams
+from octavo.config import EngineConfig
+from octavo.kernels.gpu.device import InterpretDevice
+
+PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (14, 15, 30, 31)]
+
+
+def answers(folder: Path, device: str, **options: Any) -> tuple[list[list[int]], LLM]:
+    fixed = {"max_model_len": 64, "num_gpu_blocks_override": 20, "swap_space": 0}
+    fixed |= {"dtype": "float32", "load_progress": False, "max_num_batched_tokens": 64}
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=6, ignore_eos=True)
+              for t in (0, 0.8, 0, 0.8)]  # fmt: skip
+    llm = LLM(str(folder), device=device, **(fixed | options))
+    found = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in found], llm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kit.tiny(tmp_path_factory.mktemp("toy"), num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return answers(folder, "cpu")[0]
+
+
+def test_replayed_steps_give_the_cpus_tokens(folder: Path, expected: list[list[int]]) -> None:
+    """Steps of 3 tokens and fewer are padded."""
+    found, llm = answers(folder, "interpret", cuda_graph_sizes="2,4")
+    assert found == expected
+    explained = llm.engine.executor.explain()
+    assert explained["attention"] == "triton"
+    assert explained["steps"] == "captured up to 4 tokens"
+    assert llm.engine.executor.limits.device == "interpret"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enforce_eager": True},
+        {"cuda_graph_sizes": "1,8", "max_num_batched_tokens": 8},
+        {"cuda_graph_sizes": "4", "num_gpu_blocks_override": 6, "swap_space": 1,
+         "preemption_mode": "swap"},
+        {"cuda_graph_sizes": "4", "num_gpu_blocks_override": 6, "preemption_mode": "recompute"},
+    ],
+    ids=["eager", "chunked", "swapped", "recomputed"],
+)  # fmt: skip
+def test_every_mode_gives_the_cpus_tokens(
+    folder: Path, expected: list[list[int]], options: dict[str, Any]
+) -> None:
+    found, llm = answers(folder, "interpret", **options)
+    assert found == expected
+    if "preemption_mode" in options:
+        assert llm.engine.stats.preemptions > 0
+
+
+def test_inputs_are_copies() -> None:
+    device = InterpretDevice(EngineConfig(device="interpret"))
+    array = np.arange(3)
+    tensor = device.tensor("positions", array)
+    array[:] = 9
+    assert torch.equal(tensor, torch.arange(3))
