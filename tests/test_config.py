@@ -41,7 +41,7 @@ def test_wrong_types_are_refused(field):
     [
         ("model", ["smollm2", "a/b"], ["", "  ", None, 5]),
         ("dtype", ["auto", "bfloat16", "float16", "float32"], ["float8", "bf16", None]),
-        ("device", ["auto", "cpu"], ["cuda", ""]),
+        ("device", ["auto", "cpu", "cuda", "cuda:1"], ["cuda:", "cpu:1", ""]),
         ("block_size", [8, 16, 128], [0, 15, 256, 16.0, True, "16"]),
         ("gpu_memory_utilization", [0.1, 1, 1.0], [0, -0.5, 1.01, float("nan"), "0.9", True]),
         ("swap_space", [0, 4, 0.5], [-1, float("inf"), float("nan")]),

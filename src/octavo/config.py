@@ -195,14 +195,19 @@ def check_type(item: "Field[Any]", value: object) -> None:
     if value is None and optional:
         return
     wanted = f"one of {choices}" if choices else " or ".join(t.__name__ for t in allowed)
-    name_of = item.metadata.get("name_of", lambda name: name)
-    good = name_of(value) in choices if choices else _is(value, allowed)
+    good = _name_of(item, value) in choices if choices else _is(value, allowed)
     if not good:
         advice = f": {item.metadata['otherwise']}" if "otherwise" in item.metadata else ""
         raise ConfigError(f"{item.name} must be {wanted}, not {value!r}{advice}")
     low = item.metadata.get("low")
     if low is not None and value < low:
         raise ConfigError(f"{item.name} must be at least {low}, not {value}")
+
+
+def _name_of(item: "Field[Any]", value: object) -> object:
+    """What of a value must be one of the field's choices."""
+    name_of = item.metadata.get("name_of")
+    return name_of(value) if name_of and isinstance(value, str) else value
 
 
 def _is(value: object, allowed: tuple[type, ...]) -> bool:

@@ -3,11 +3,12 @@
 import inspect
 
 import pytest
+import torch
 
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.runner.device import Device, create_device
+from octavo.runner.device import OLDEST_GPU, Device, cpu, create_device
 
 
 def members():
@@ -19,9 +20,22 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(devices, "_registered", {})
 
 
-@pytest.mark.parametrize("name", devices.names())
-def test_what_is_built_in_has_every_member_with_the_parameters_of_the_protocol(name):
-    device = create_device(EngineConfig(device=name))
+@pytest.fixture(params=["cpu", "cuda", "interpret"])
+def built_in(request, monkeypatch):
+    """The class of a GPU can be made, though not used, without one."""
+    if request.param == "cpu":
+        return create_device(EngineConfig(device="cpu"))
+    from octavo.kernels.gpu import device as gpu
+
+    assert gpu.OLDEST == OLDEST_GPU
+    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(gpu.triton.knobs.runtime, "interpret", True)
+    return create_device(EngineConfig(device=request.param))
+
+
+def test_what_is_built_in_has_every_member_with_the_parameters_of_the_protocol(built_in):
+    device = built_in
     for member in members():
         wanted = inspect.getattr_static(Device, member)
         if inspect.isfunction(wanted):
@@ -40,3 +54,42 @@ def test_what_lacks_a_member_is_refused_by_name():
     devices.register("part", Part)
     with pytest.raises(ConfigError, match=r"^device 'part' lacks draw, memory$"):
         create_device(EngineConfig(device="part"))
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_cure(monkeypatch):
+    config = EngineConfig(device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ConfigError, match=r"needs a CUDA build of torch.*leave device out"):
+        create_device(config)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ConfigError, match=r"finds no NVIDIA GPU.*serves CUDA 13.0"):
+        create_device(config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="cuda:2 does not exist; there are cuda:0 to cuda:1"):
+        create_device(EngineConfig(device="cuda:2"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(ConfigError, match=r"Tesla T4 of compute capability 7.5; 8.0 or newer"):
+        create_device(config)
+
+
+def test_auto_is_a_gpu_that_has_kernels_or_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert create_device(EngineConfig()).name == "cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(devices._BUILT_IN, "cuda", "tests.runner.test_device:stand_in")
+    assert create_device(EngineConfig()).name == "stand-in"
+
+
+def stand_in(config):
+    device = cpu(config)
+    device.name = "stand-in"
+    return device
+
+
+def test_the_interpreter_must_be_asked_for():
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+        create_device(EngineConfig(device="interpret"))

@@ -97,13 +97,18 @@ def row(name, tokens, blocks, start=0, samples=(GREEDY,), **more):
 # --- setting up --------------------------------------------------------------------------------
 
 
-def test_dtype_auto_is_the_device_s_choice():
+def test_dtype_auto_is_the_device_s_choice(caplog):
     class Device:
+        name, dtypes = "half", (torch.float16,)
+
         def default_dtype(self):
             return torch.float16
 
     assert resolve_dtype("auto", Device()) == torch.float16
-    assert resolve_dtype("bfloat16", Device()) == torch.bfloat16
+    assert resolve_dtype("float16", Device()) == torch.float16
+    with caplog.at_level(logging.INFO):
+        assert resolve_dtype("bfloat16", Device()) == torch.float32
+    assert "device half computes bfloat16 in float32" in caplog.text
 
 
 def test_the_kv_cache_gets_what_memory_leaves(folder):

@@ -130,6 +130,7 @@ class Forgetful(CpuAttention):
         if not self._work:
             super().prepare_replay(meta, spec, dtype, captured_tokens)
             self.kept = dict(self._work)
+        return True
 
 
 @pytest.mark.parametrize(

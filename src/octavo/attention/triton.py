@@ -181,9 +181,7 @@ class _StaticWork:
         self._flat[:used].copy_(self._host[:used], non_blocking=True)
         rows, blocks = meta.block_tables.shape
         self._tables[:rows, :blocks] = meta.block_tables
-        return _Work(
-            meta, self._tables, self._items, self._counts, self._partials, self._moments
-        )
+        return _Work(meta, self._tables, self._items, self._counts, self._partials, self._moments)
 
 
 class TritonAttention:
@@ -304,9 +302,7 @@ class TritonAttention:
             work = self._work[meta.group, spec] = self._plan(meta, spec, dtype)
         return work
 
-    def _lists(
-        self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype
-    ) -> WorkLists:
+    def _lists(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> WorkLists:
         split, whole = tiles(spec, dtype).values()
         starts, lengths = meta.query_starts.cpu().numpy(), meta.seq_lens.cpu().numpy()
         return plan(starts, lengths, spec, split.rows, whole.rows)

@@ -21,7 +21,6 @@ from octavo.kernels.sampling import SamplingKernels
 from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
 
-
 # Compute capability: asynchronous copies, and bfloat16 in the matrix units.
 OLDEST_GPU = (8, 0)
 

@@ -155,7 +155,8 @@ def _prepare(
 ) -> bool:
     backend = model.backend
     assert isinstance(backend, CaptureSafe)
-    return all([backend.prepare_replay(metas[group], spec, dtype, size) for group, spec in kinds])
+    fits = [backend.prepare_replay(metas[group], spec, dtype, size) for group, spec in kinds]
+    return all(fits)
 
 
 def _replays(
@@ -169,8 +170,9 @@ def _replays(
     """Whether a replay gives what an ordinary step of at most `size` tokens gives.
 
     A padded step has products of more rows, which may be rounded in another order; stale inputs
-    give quite other results. The tokens and positions differ from the captured ones, so that stale inputs are detected. The
-    replay runs first: an ordinary step might prepare what the replay should prepare itself.
+    give quite other results. The tokens and positions differ from the captured ones, so that stale
+    inputs are detected. The replay runs first: an ordinary step might prepare what the replay
+    should prepare itself.
     """
     third = size // 3
     step = builder.build(_probe_step(max(1, third), builder, start=third, first_token=1))

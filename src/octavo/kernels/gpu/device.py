@@ -33,7 +33,9 @@ class GpuProducts:
     Its choice of a kernel depends on the number of rows, so the products are not batch-invariant.
     """
 
-    unstable: Sequence[str] = ()
+    @property
+    def unstable(self) -> list[str]:
+        return []
 
     def make(
         self,

@@ -39,7 +39,7 @@ class CudaGraphs:
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         """See StepCapture.capture."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run()  # compiles kernels, and lets libraries allocate their workspaces
@@ -70,7 +70,7 @@ class ReplayedPython:
     """A capture without a GPU: `run` itself, run again."""
 
     def __init__(self, run: Callable[[], torch.Tensor]) -> None:
-        with _CaptureGuard(), _CopyGuard():
+        with _CaptureGuard(), _CopyGuard():  # type: ignore[no-untyped-call]
             run()
         self._run = run
 
@@ -90,7 +90,7 @@ class _CopyGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _CaptureGuard(TorchDispatchMode):
+class _CaptureGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises CaptureError for an operation that a CUDA graph cannot contain."""
 
     def __torch_dispatch__(
