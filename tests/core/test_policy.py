@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import logging
 import math
 import random
@@ -46,10 +47,12 @@ def first_tokens(bench: Bench) -> dict[str, float]:
 class OnlyObserves(FIFOScheduler):
     """One of two optional methods."""
 
-    seen = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[StepLatencies] = []
 
     def observe(self, latencies: StepLatencies) -> None:
-        self.seen += 1
+        self.seen.append(latencies)
 
 
 # Names.
@@ -170,9 +173,13 @@ def test_one_policy_serves_one_engine_at_a_time(kind: Callable[[], Policy]) -> N
 
 def test_a_policy_may_only_observe() -> None:
     policy = OnlyObserves()
-    bench = Bench(policy=create_policy(policy))
-    bench.run([make("a", prompt(10), 3)])
-    assert policy.seen > 0
+    bench = Bench(policy=create_policy(policy), cost=modelled())
+    bench.run([make("a", prompt(10), 3), make("b", prompt(7), 3)])
+    assert [(seen.num_due, seen.num_other) for seen in policy.seen] == [(0, 17), (2, 0), (2, 0)]
+    times = [seen.now for seen in policy.seen]
+    gaps = [second - first for first, second in itertools.pairwise([0.0, *times])]
+    assert [seen.seconds for seen in policy.seen] == pytest.approx(gaps)
+    assert policy.seen[1].gaps == pytest.approx([gaps[1]] * 2)
     assert bench.scheduler.policy_errors == 0
 
 
