@@ -91,6 +91,17 @@ def test_the_json_log_is_one_object_a_line_with_fields(lines):
     assert found["exception"].endswith("ValueError: first\nsecond")
 
 
+def test_a_terminal_with_a_json_log_has_no_bars(lines, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for form, bars in (("text", True), ("json", False)):
+        lines(form, "x")
+        assert log.can_redraw(Terminal()) == bars
+
+
 def test_a_child_logs_as_its_parent_does(lines, monkeypatch):
     lines("json", "x")
     made = log.environment_for_child()

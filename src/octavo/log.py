@@ -118,8 +118,17 @@ def _from_environment(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal on which a line can be written over (TERM=dumb cannot)."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    """Whether `stream` is a terminal on which a line can be written over (TERM=dumb cannot).
+
+    Not where the log is JSON, whose readers take every line for an object.
+    """
+    terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return terminal and not is_json()
+
+
+def is_json() -> bool:
+    """Whether `configure` made a log of JSON lines."""
+    return any(isinstance(handler.formatter, _JsonFormatter) for handler in _own_handlers())
 
 
 def cache_dir() -> Path:

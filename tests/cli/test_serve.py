@@ -1,5 +1,6 @@
 """`octavo serve`'s flags become configurations; mistakes show before anything is loaded."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_flags_of_several_words_leave_the_model_alone(served, monkeypatch, capsy
     assert (config.model, options.api_key) == ("smollm2", ("a",))
     assert main(["serve", "--api-key", "a", "b", "--served-model-name", "c", "d"]) == 1
     assert "give MODEL first" in capsys.readouterr().err
+
+
+def test_in_a_json_log_a_failed_start_is_an_object_too(tmp_path):
+    flags = ["serve", "m", "--log-format=json", "--ssl-certfile", str(tmp_path / "none")]
+    code = f"import sys; from octavo.cli.main import main; sys.exit(main({flags}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["level"] == "error"
+    assert "ssl_certfile" in json.loads(line)["message"]
 
 
 def test_a_unix_socket_and_tls_are_checked_before_anything_is_loaded(served, tmp_path, capsys):

@@ -57,6 +57,14 @@ def test_every_command_line_is_accepted() -> None:
     served([*entrypoint()[2:], *container()["args"]])
 
 
+def test_every_flag_on_the_pages_is_one() -> None:
+    known = set(command_parser("serve").flags())
+    for page in (PAGE, (ROOT / "docs/server.md").read_text()):
+        named = set(re.findall(r"`(--[a-z][a-z-]+)", page))
+        assert len(named) > 5
+        assert named <= known
+
+
 def test_the_configuration_file_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.config import EngineConfig, add_vllm_flags, in_our_names
-from octavo.errors import ConfigError
-from octavo.log import api_keys_from_environment, configure
+from octavo.errors import ConfigError, OctavoError
+from octavo.log import api_keys_from_environment, configure, get_logger, is_json
 from octavo.server.listener import open_listener
 from octavo.server.options import ServerConfig, add_server_flags, last_word
 from octavo.server.tls import check_tls
 from octavo.vllm_names import Kind, names
+
+logger = get_logger(__name__)
 
 # Of vLLM's names, those that are the server's and not the engine's.
 _SERVER_NAMES = tuple(dict.fromkeys([*(f.name for f in fields(ServerConfig)), *names(Kind.SERVER)]))
@@ -43,6 +45,18 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
         given["api_key"] = api_keys_from_environment()
     options = ServerConfig(**given)
     configure(options.log_level, form=options.log_format, usual="text")
+    try:
+        return _serve(options, model, args, executor)
+    except OctavoError as error:
+        if not is_json():
+            raise
+        logger.error("%s", error)  # what reads the log reads objects only
+        return 1
+
+
+def _serve(
+    options: ServerConfig, model: str, args: argparse.Namespace, executor: str | None
+) -> int:
     check_tls(options)
     asked = {"model": model, **engine_options(args, ("model", *_SERVER_NAMES))}
     config = EngineConfig.from_options(asked)
