@@ -117,7 +117,7 @@ def test_one_params_each(tiny):
         ([3.5], GREEDY, RequestTypeError, "float"),
         (7, GREEDY, RequestTypeError, "int"),
         (["a"], {"temperature": 0}, RequestTypeError, "SamplingParams"),
-        (["a", "b"], [GREEDY], RequestError, "1 entries for 2"),
+        (["a", "b"], [GREEDY], RequestError, "1 value for 2"),
         ([[1] * 300], GREEDY, ContextLengthError, "300"),
         ([[1] * 250], GREEDY, ContextLengthError, "at most 6"),
     ],

@@ -115,6 +115,11 @@ def shown(value: object, most: int = 160) -> str:
     return short if len(short) <= most else f"{short[: most - 4]} ..."
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in a message: "1 token", "2 tokens"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def brief(error: BaseException, most: int = 400) -> str:
     """What another library says of a file, on one line and of a usual length."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -31,6 +31,9 @@ class StandIn:
     def encode(self, content: Any) -> Any:
         return content
 
+    def fit(self, encoded: Any, params: SamplingParams) -> SamplingParams:
+        return params
+
     def check(self, encoded: Any, params: SamplingParams) -> None:
         """The model is asked before it is loaded."""
         self.checked.append((encoded, params))

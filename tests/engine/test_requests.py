@@ -68,5 +68,5 @@ def test_prompts_and_conversations_are_told_apart():
 def test_one_value_for_all_or_one_for_each():
     assert spread("priority", 3, 2) == [3, 3]
     assert spread("priority", [1, 2], 2) == [1, 2]
-    with pytest.raises(RequestError, match="priority has 1 entries for 2 prompts"):
+    with pytest.raises(RequestError, match="priority has 1 value for 2 prompts"):
         spread("priority", [1], 2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, counted
 
 _LFS = b"version https://git-lfs"
 
@@ -106,7 +106,9 @@ def file_size(path: Path, least: int) -> int:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if size < least:
-        raise CheckpointError(f"{path} has {size} bytes, less than the {least} of an empty header")
+        raise CheckpointError(
+            f"{path} has {counted(size, 'byte')}, less than the {least} of an empty header"
+        )
     return size
 
 

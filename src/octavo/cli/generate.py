@@ -60,13 +60,16 @@ def run(args: argparse.Namespace) -> int:
     prepared = prepare(args)
     base = prepared.get_default_sampling_params().with_(**options)
     params = [item.params(base) for item in items]
-    inputs = [encode(prepared, item, own) for item, own in zip(items, params, strict=True)]
+    inputs: list[Encoded] = []
+    for i, item in enumerate(items):
+        encoded, params[i] = encode(prepared, item, params[i], hasattr(args, "max_tokens"))
+        inputs.append(encoded)
     llm = prepared.load()
     with _output(args.output) as out:
         if args.stream:
-            for item, encoded in zip(items, inputs, strict=True):
+            for item, encoded, own in zip(items, inputs, params, strict=True):
                 _title(item, len(items), out)
-                stream_answer(llm, encoded, base, out)
+                stream_answer(llm, encoded, own, out)
             return 0
         bar = sys.stderr.isatty() and len(items) > 1
         with progress.shown(not bar), progress.phase("answering"):
@@ -86,12 +89,19 @@ def prepare(args: argparse.Namespace) -> "Preparation":
     return Preparation({"model": args.model, **engine_options(args, ("model", *SKIP))})
 
 
-def encode(prepared: "Preparation", item: Item, params: SamplingParams) -> "Encoded":
-    """A prompt as token ids, if the model can serve it. An error names its line."""
+def encode(
+    prepared: "Preparation", item: Item, params: SamplingParams, limited: bool
+) -> "tuple[Encoded, SamplingParams]":
+    """A prompt as token ids, if the model can serve it. An error names its line.
+
+    limited: whether the user gave `max_tokens`; the default shrinks to the room that is left.
+    """
     with item.named():
         encoded = prepared.encode(item.content)
+        if not limited and "max_tokens" not in item.options:
+            params = prepared.fit(encoded, params)
         prepared.check(encoded, params)
-        return encoded
+        return encoded, params
 
 
 def start(args: argparse.Namespace) -> "LLM":

@@ -31,8 +31,8 @@ class Preparation:
         check_options(config)  # told before torch is imported
         with progress.shown(config.load_progress), progress.phase(f"opening {config.model}"):
             self.config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **options})
-            check_names(self.config)
             self._policy = create_policy(self.config.scheduler)
+            check_names(self.config)
             self.capabilities = outlook(self.config, self._policy)
             source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
             self._tokenizer = load_tokenizer(source)
@@ -53,6 +53,11 @@ class Preparation:
             chat = encode_chat(self._tokenizer, content, chat_template=self._template)  # type: ignore[arg-type]
             return {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
         return {"prompt_token_ids": content}
+
+    def fit(self, encoded: Encoded, params: SamplingParams) -> SamplingParams:
+        """`params`, whose `max_tokens` is a default, for a window with less room than that."""
+        left = self.capabilities.limits.max_model_len - len(encoded["prompt_token_ids"])
+        return params.with_(max_tokens=None) if (params.max_tokens or 0) > left else params
 
     def check(self, encoded: Encoded, params: SamplingParams) -> None:
         """Raise RequestError where the model could not serve this request."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.config import EngineConfig, add_vllm_flags, in_our_names
+from octavo.engine.preflight import check_options
 from octavo.errors import ConfigError, OctavoError
 from octavo.log import api_keys_from_environment, configure, get_logger, is_json
 from octavo.server.listener import open_listener
@@ -60,6 +61,7 @@ def _serve(
     check_tls(options)
     asked = {"model": model, **engine_options(args, ("model", *_SERVER_NAMES))}
     config = EngineConfig.from_options(asked)
+    check_options(config)
     with open_listener(options) as listener:
         # Imported late: a wrong flag or a port in use is reported without the web framework.
         from octavo.server.run import serve

@@ -12,7 +12,7 @@ from math import inf, isfinite
 from octavo.core.plan import RunnerLimits
 from octavo.core.submission import MAX_SALT_LENGTH, Submission
 from octavo.engine.capabilities import EngineCapabilities
-from octavo.errors import ContextLengthError, RequestError, RequestTypeError
+from octavo.errors import ContextLengthError, RequestError, RequestTypeError, counted
 from octavo.params import SamplingParams
 
 _INT64 = 2**63
@@ -28,8 +28,8 @@ def admit(submission: Submission, capabilities: EngineCapabilities) -> Submissio
     length = len(submission.token_ids)
     if length >= limits.max_model_len:  # before the ids are looked at: there may be millions
         raise ContextLengthError(
-            f"the prompt has {length} tokens; the model's limit is "
-            f"{limits.max_model_len} tokens, one of them for the answer",
+            f"the prompt has {counted(length, 'token')}; the model's limit is "
+            f"{counted(limits.max_model_len, 'token')}, one of them for the answer",
             "prompt",
         )
     _check_prompt(submission.token_ids, limits)
@@ -88,14 +88,14 @@ def _check_window(length: int, params: SamplingParams, limits: RunnerLimits) -> 
     left = limits.max_model_len - length
     if params.max_tokens is not None and params.max_tokens > left:
         raise ContextLengthError(
-            f"the prompt has {length} tokens and max_tokens is {params.max_tokens}; "
+            f"the prompt has {counted(length, 'token')} and max_tokens is {params.max_tokens}; "
             f"together they exceed the limit of {limits.max_model_len}, so max_tokens may be "
             f"at most {left}",
             "max_tokens",
         )
     if params.min_tokens > left:
         raise RequestError(
-            f"min_tokens ({params.min_tokens}) must be at most the {left} tokens that fit",
+            f"min_tokens ({params.min_tokens}) must be at most {left}, which is what fits",
             "min_tokens",
         )
 

@@ -47,7 +47,14 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.engine.output import OutputProcessor
-from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError, QueueFullError
+from octavo.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    OctavoError,
+    QueueFullError,
+    counted,
+)
 from octavo.log import environment_for_child, get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.processes import Owner, module_command
@@ -262,8 +269,8 @@ class EngineClient:
         limit = self.config.max_num_seqs + self.config.waiting_limit
         if len(self._batches) + count > limit:
             raise QueueFullError(
-                f"{len(self._batches)} requests are in flight and {count} more would exceed the "
-                f"limit of {limit} (max_num_seqs + max_waiting); try again later"
+                f"{counted(len(self._batches), 'request')} in flight and {count} more would exceed "
+                f"the limit of {limit} (max_num_seqs + max_waiting); try again later"
             )
 
     async def submit(self, submissions: Sequence[Submission]) -> Batch:

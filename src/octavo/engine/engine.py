@@ -21,7 +21,7 @@ from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.executor import Executor
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, EngineError, QueueFullError
+from octavo.errors import EngineDeadError, EngineError, QueueFullError, counted
 from octavo.log import get_logger
 from octavo.params import SamplingParams
 from octavo.processes import Owner
@@ -85,9 +85,10 @@ class Engine:
         """
         self._check_alive()
         if self.queue_space <= 0:
+            count = self.scheduler.num_waiting
             raise QueueFullError(
-                f"{self.scheduler.num_waiting} requests wait already, which is the limit "
-                "(max_waiting); try again later"
+                f"{counted(count, 'request')} {'waits' if count == 1 else 'wait'} already, which "
+                "is the limit (max_waiting); try again later"
             )
         arrival = submission.arrival_time
         params, eos = submission.params, self.limits.eos_token_ids

@@ -14,11 +14,18 @@ from octavo.core.plan import RunnerLimits
 from octavo.core.policy import Policy, create_policy
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import ConfigError, nearest
+from octavo.log import get_logger
+from octavo.models.files import resolve
 from octavo.text.chat import read_chat_template
+
+logger = get_logger(__name__)
+
+_FEW_TOKENS = 32  # of a step: fewer make prompts very slow
 
 
 def check_options(config: EngineConfig) -> None:
-    """Check what depends on neither the model nor the device. Raises ConfigError."""
+    """Check what needs neither torch nor the network: options, and a model's file. Raises
+    ConfigError."""
     if config.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; only 1 is supported yet"
@@ -27,6 +34,14 @@ def check_options(config: EngineConfig) -> None:
         create_policy(config.scheduler)
     if config.chat_template is not None:
         read_chat_template(config.chat_template)
+    if config.max_num_batched_tokens < _FEW_TOKENS:
+        logger.warning(
+            "max_num_batched_tokens is %d: a step computes no more than that, so that a prompt of "
+            "1000 tokens takes %d steps", config.max_num_batched_tokens,
+            -(-1000 // config.max_num_batched_tokens),
+        )  # fmt: skip
+    if Path(os.path.expanduser(config.model)).is_file():
+        resolve(config.model).open()  # maps it and reads its header
     if config.swap_path is not None:
         _check_folder("swap_path", config.swap_path)
 

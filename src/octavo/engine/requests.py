@@ -11,7 +11,7 @@ from octavo.config import EngineConfig
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit, deadline_at
 from octavo.engine.capabilities import EngineCapabilities
-from octavo.errors import RequestError, RequestTypeError, shown
+from octavo.errors import RequestError, RequestTypeError, counted, shown
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.chat import encode_chat, read_chat_template
 from octavo.text.tokenizer import Tokenizer, bad_words_ids
@@ -147,7 +147,9 @@ def spread(name: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
     if len(value) != count:
-        raise RequestError(f"{name} has {len(value)} entries for {count} prompts", name)
+        raise RequestError(
+            f"{name} has {counted(len(value), 'value')} for {counted(count, 'prompt')}", name
+        )
     return list(value)
 
 

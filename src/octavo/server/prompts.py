@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.errors import ContextLengthError
+from octavo.errors import ContextLengthError, counted
 from octavo.models.files import resolve_tokenizer
 from octavo.server.protocol import ChatBody, TokenizeBody
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
@@ -78,8 +78,8 @@ class PromptEncoder:
         at_least = characters // self._longest
         if at_least >= self._window:
             raise ContextLengthError(
-                f"the prompt has at least {at_least} tokens; the model's limit is "
-                f"{self._window} tokens",
+                f"the prompt has at least {counted(at_least, 'token')}; the model's limit is "
+                f"{counted(self._window, 'token')}",
                 param,
             )
 
