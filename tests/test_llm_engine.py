@@ -19,9 +19,7 @@ def engine(tiny_folder: Path) -> LLMEngine:
     tokenizer = load_tokenizer(tiny_folder)
     runner = FakeRunner()
     runner.limits = replace(runner.limits, vocab_size=tokenizer.vocab_size)
-    made = LLMEngine.over(runner, tokenizer, EngineConfig(max_num_seqs=2))
-    assert isinstance(made, LLMEngine)
-    return made
+    return LLMEngine.over(runner, tokenizer, EngineConfig(max_num_seqs=2))
 
 
 def run(engine: LLMEngine) -> dict[str, list[list[int]]]:

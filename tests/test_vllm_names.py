@@ -20,6 +20,7 @@ from octavo.engine.fake import FakeRunner
 from octavo.errors import ConfigError, RequestError, RequestTypeError
 from octavo.params import SamplingParams
 from octavo.server.options import ServerConfig
+from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from octavo.text.tokenizer import load_tokenizer
 from octavo.vllm_names import Entry, Kind, Status
 
@@ -275,6 +276,29 @@ def test_a_parameter_without_effect_is_taken_and_another_value_refused(entry: En
     assert caught.value.param == entry.name
     assert entry.refusal() in str(caught.value)
     assert "did you mean" not in str(caught.value)
+
+
+# --- request fields -----------------------------------------------------------------------------
+
+
+def test_supported_request_fields_are_fields() -> None:
+    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+    names = {name for body in bodies for name in body.__struct_fields__}
+    assert {entry.name for entry in of(Kind.REQUEST, Status.SUPPORTED)} <= names
+
+
+@pytest.mark.parametrize("entry", of(Kind.REQUEST, Status.NO_EFFECT, Status.REFUSED), ids=named)
+def test_a_field_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
+    message = {"role": "user", "content": "a"}
+    for kind, body in ((CompletionBody, {"prompt": "a"}), (ChatBody, {"messages": [message]})):
+        for value in (None, *entry.taken):
+            assert parse(json.dumps({**body, entry.name: value}).encode(), kind)
+        if entry.any_value:
+            continue
+        with pytest.raises(RequestError) as caught:
+            parse(json.dumps({**body, entry.name: ODD}).encode(), kind)
+        assert caught.value.param == entry.name
+        assert entry.refusal() in str(caught.value)
 
 
 # --- imports ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
@@ -42,6 +42,8 @@ from octavo.vllm_names import Kind, missing
 logger = get_logger(__name__)
 
 OFFLINE_FIFO = OFFLINE_SCHEDULER
+
+LLMT = TypeVar("LLMT", bound="LLM")
 
 
 class LLM:
@@ -81,7 +83,7 @@ class LLM:
             self._setup(config, policy, create_executor(config), tokenizer)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+    def from_engine_args(cls: type[LLMT], engine_args: EngineConfig) -> LLMT:
         """The LLM of an `EngineArgs`."""
         return cls(**{item.name: getattr(engine_args, item.name) for item in fields(EngineConfig)})
 
@@ -92,12 +94,12 @@ class LLM:
 
     @classmethod
     def over(
-        cls,
+        cls: type[LLMT],
         executor: Executor,
         tokenizer: Tokenizer,
         config: EngineConfig,
         policy: Policy | None = None,
-    ) -> "LLM":
+    ) -> LLMT:
         """An LLM over a given executor, such as `engine.fake.FakeRunner`."""
         llm = cls.__new__(cls)
         llm._setup(config, policy or create_policy(config.scheduler), executor, tokenizer)
