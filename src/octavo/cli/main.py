@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "answer prompts from the command line or standard input",
     "run-batch": "answer a file of requests in OpenAI's batch format",
     "chat": "talk to a model in the terminal",
-    "pull": "fetch an embedded model",
+    "pull": "fetch a model into the cache",
     "bench": "run benchmarks, of Octavo alone or against other engines",
 }
 
