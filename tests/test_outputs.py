@@ -10,6 +10,10 @@ import msgspec
 import pytest
 
 from octavo import outputs
+from octavo.config import EngineConfig
+from octavo.core.policy import create_policy
+from octavo.engine.engine import Engine
+from octavo.engine.fake import FakeRunner
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 INF = math.inf
@@ -62,3 +66,8 @@ def test_the_result_shares_nothing_with_the_output() -> None:
     found["prompt_token_ids"].clear()
     assert CHOICE.token_ids == [6]
     assert WHOLE.prompt_token_ids == [5]
+
+
+def test_statistics_are_ready_for_json() -> None:
+    stats = Engine(EngineConfig(), FakeRunner(), create_policy("fifo")).stats
+    strictly(stats.as_dict())

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from octavo import progress
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig
 from octavo.errors import ConfigError, RequestError
@@ -72,7 +73,11 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
         engine = batch_engine(config, names, *([executor] if executor else []))
 
         async def main() -> int:
-            async with engine as running:
+            async with contextlib.AsyncExitStack() as stack:
+                # On a terminal the engine's own process shows its phases.
+                lines = config.load_progress and not can_redraw(sys.stderr)
+                with progress.shown(lines), progress.phase(f"loading {config.model}"):
+                    running = await stack.enter_async_context(engine)
                 return await batch.run(running, 2 * config.max_num_seqs)
 
         return asyncio.run(main())
