@@ -119,7 +119,7 @@ _PROCESSORS = Why("logits processors are not supported: their Python would hold 
                   "use logit_bias, allowed_token_ids or bad_words")
 _PARALLEL = Why("an engine is one process on one machine",
                 "start several servers behind a load balancer")
-_GPU = Why("it configures GPU kernels, and Octavo computes on a CPU", "leave it out")
+_GPU = Why("it chooses among GPU kernels of vLLM's", "leave it out")
 _COMPILE = Why("nothing is compiled with torch: steps are captured as they are",
                "leave it out; enforce_eager=True turns capturing off")
 _MAMBA = Why("state-space models are not supported", "docs/models.md lists the models that are")
@@ -296,7 +296,7 @@ _ENGINE = [
     *_refused(E, Why("the process uses the processors it may run on",
                      "set OMP_NUM_THREADS, taskset or numactl"),
               numa_bind=False, numa_bind_nodes=[], numa_bind_cpus=[]),
-    *_refused(E, Why("Octavo computes on a CPU, and has no list of devices", "leave it out"),
+    *_refused(E, Why("one device computes", "name it with device"),
               device_ids=[]),
     *_refused(E, _MOE, enable_expert_parallel=False, enable_ep_weight_filter=False,
               moe_backend="auto", all2all_backend="allgather_reducescatter",
@@ -313,12 +313,13 @@ _ENGINE = [
               enable_layerwise_nvtx_tracing=False, enable_cumem_allocator=False,
               enable_nccl_comm_suspend=False, kv_sharing_fast_prefill=False,
               swa_bounded_replay=True, cudagraph_metrics=False),
-    *_refused(E, _COMPILE, compilation_config={}, cudagraph_capture_sizes=[],
-              max_cudagraph_capture_size=None, performance_mode="balanced",
+    *_refused(E, _COMPILE, compilation_config={}, performance_mode="balanced",
               max_seq_len_to_capture=None, max_context_len_to_capture=None,
               enable_mfu_metrics=False),
     *_refused(E, Why("rotary embeddings are as the checkpoint's config says",
                      "change its config.json"), rope_scaling={}, rope_theta=None),
+    *_refused(E, Why("the sizes of captured steps are one text", "use cuda_graph_sizes='1,2,4'"),
+              cudagraph_capture_sizes=[], max_cudagraph_capture_size=None),
     *_refused(E, _MAMBA, mamba_config={}, mamba_backend="triton", mamba_cache_dtype="auto",
               mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode=None,
               mamba_ssu_algorithm=None, enable_mamba_cache_stochastic_rounding=False,
