@@ -116,6 +116,24 @@ def test_command_lines_parse(name: str) -> None:
     assert {line: why for line, why in refused.items() if why} == {}
 
 
+# Of other programs: pip, numactl, the benchmarks of a checkout; and of `octavo` itself.
+OTHER_FLAGS = {"--editable", "--cpunodebind", "--membind", "--kv", "--engines", "--version"}
+
+
+def test_flags_named_in_the_pages_exist() -> None:
+    parsers = [command_parser(name) for name in COMMANDS]
+    parsers += [bench.benchmark_parser(name) for name in bench.COMMANDS]
+    known = {flag for parser in parsers for flag in parser.flags()} | OTHER_FLAGS
+    unknown = {
+        (name, flag)
+        for name in CURRENT
+        if name != "docs/from-vllm.md"  # of vLLM's flags, refused ones too
+        for flag in re.findall(r"`[^`\n]*?(--[a-z][a-z0-9-]+)", text_of(name))
+        if flag not in known
+    }
+    assert unknown == set()
+
+
 def test_command_lines_in_examples_parse() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
