@@ -90,10 +90,10 @@ def test_no_path_that_is_served_is_said_not_to_be():
     assert unsupported.reason("/" * 1000) is None
 
 
-def test_the_prefix_cache_is_reset_only_with_a_key(make_server, server):
+def test_the_prefix_cache_is_reset_only_with_a_key_and_metrics_can_be_open(make_server, server):
     reply = server.post("/reset_prefix_cache")
     assert (reply.status_code, reply.json()["error"]["code"]) == (403, "api_key_required")
-    guarded = make_server({"api_key": ("k",)})
+    guarded = make_server({"api_key": ("k",), "metrics_without_key": True})
     guarded.http.headers["Authorization"] = "Bearer k"
     prompt = "the same " * 8 + guarded.say("AB")
 
@@ -106,12 +106,9 @@ def test_the_prefix_cache_is_reset_only_with_a_key(make_server, server):
     assert cached() == 0
     del guarded.http.headers["Authorization"]
     assert guarded.post("/reset_prefix_cache").status_code == 401
-
-
-def test_metrics_can_be_open_where_all_else_needs_a_key(make_server):
-    server = make_server({"api_key": ("k",), "metrics_without_key": True})
-    assert server.http.get("/metrics").status_code == 200
-    assert server.http.get("/version").status_code == 401
+    # Metrics can be open where all else needs a key.
+    assert guarded.http.get("/metrics").status_code == 200
+    assert guarded.http.get("/version").status_code == 401
 
 
 def test_an_error_of_our_own_says_nothing_of_itself(server, monkeypatch, caplog):

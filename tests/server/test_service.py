@@ -197,7 +197,7 @@ def test_srv_14_long_texts_do_not_hold_up_the_rest(server):
     assert max(gaps) < 2
 
 
-def test_the_client_is_the_one_that_a_trusted_proxy_names(make_server, caplog):
+def test_the_client_is_the_one_that_a_trusted_proxy_names(server, make_server, caplog):
     caplog.set_level(logging.INFO)
 
     def client(server, forwarded):
@@ -209,10 +209,10 @@ def test_the_client_is_the_one_that_a_trusted_proxy_names(make_server, caplog):
         line = next(r.getMessage() for r in caplog.records if " client=" in r.getMessage())
         return line.rpartition(" client=")[2]
 
-    trusting = make_server()  # a proxy on this machine
-    assert client(trusting, "203.0.113.9") == "203.0.113.9"
-    assert client(trusting, "2001:db8::1") == "2001:db8::1"
-    forged = client(trusting, "1.2.3.4 finish=stop [x]")
+    # A proxy on this machine is trusted.
+    assert client(server, "203.0.113.9") == "203.0.113.9"
+    assert client(server, "2001:db8::1") == "2001:db8::1"
+    forged = client(server, "1.2.3.4 finish=stop [x]")
     assert not set(forged) & set(" =[]")
     wary = make_server({"forwarded_allow_ips": ("192.0.2.1",)})
     assert client(wary, "203.0.113.9") == "127.0.0.1"
