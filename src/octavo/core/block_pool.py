@@ -150,14 +150,17 @@ class BlockPool:
         free: list[int] = []
         block = 0
         while (after := self._next[block]) != 0 and len(free) < self.num_blocks:
-            expect(self._prev[after] == block, f"the free list is broken at block {after}")
+            expect(self._prev[after] == block, "the free list is broken at block {}", after)
             free.append(after)
             block = after
         expect(self._prev[0] == block, "the free list has no proper end")
         return free
 
 
-def expect(condition: bool, message: str) -> None:
-    """Raise EngineError with `message` unless `condition` holds."""
+def expect(condition: bool, message: str, *values: object) -> None:
+    """Raise EngineError with `message` unless `condition` holds.
+
+    `values` fill the message's braces, only then: what is checked often is formatted rarely.
+    """
     if not condition:
-        raise EngineError(f"block accounting is broken: {message}")
+        raise EngineError(f"block accounting is broken: {message.format(*values)}")

@@ -516,7 +516,7 @@ class KVManager:
         """Verify both pools, and that their references match the tables. For tests, idle."""
         for request in self._holders:
             self._check_table(request)
-            expect(not request.host_blocks, f"{request!r} is in two places")
+            expect(not request.host_blocks, "{!r} is in two places", request)
         _check_references(self.pool, [request.table.held() for request in self._holders])
         if self.host is not None:
             _check_references(self.host, [request.host_blocks for request in self._on_host])
@@ -525,19 +525,23 @@ class KVManager:
         table = request.table
         expect(
             request.num_computed <= len(table) * self.block_size,
-            f"{request!r} has more tokens than slots",
+            "{!r} has more tokens than slots",
+            request,
         )
         ids = tuple(tuple(blocks) for blocks in table.groups)
-        expect(table.ids == ids, f"{request!r} has a stale tuple of blocks")
+        expect(table.ids == ids, "{!r} has a stale tuple of blocks", request)
         for spec, blocks, first in zip(self.groups, table.groups, table.first, strict=False):
-            expect(len(blocks) == len(table), f"{request!r} has groups of different lengths")
+            expect(len(blocks) == len(table), "{!r} has groups of different lengths", request)
             expect(
                 not any(blocks[:first]) and all(blocks[first:]),
-                f"{request!r} has the null block elsewhere than behind the window",
+                "{!r} has the null block elsewhere than behind the window",
+                request,
             )
             expect(
                 first * self.block_size <= spec.first_needed(request.num_computed),
-                f"{request!r} lacks a block that a window of {spec.window} sees",
+                "{!r} lacks a block that a window of {} sees",
+                request,
+                spec.window,
             )
 
     def _blocks(self, tokens: int) -> int:

@@ -82,11 +82,11 @@ class Queues:
         expect(not self.running.keys() & self.waiting.keys(), "a request is in both queues")
         for request in live:
             running = request.status is Status.RUNNING
-            expect(running == (request in self.running), f"{request!r} is in the wrong queue")
-            expect(running or not len(request.table), f"{request!r} waits and holds blocks")
-            expect(running or not request.num_in_flight, f"{request!r} waits and is in flight")
+            expect(running == (request in self.running), "{!r} is in the wrong queue", request)
+            expect(running or not len(request.table), "{!r} waits and holds blocks", request)
+            expect(running or not request.num_in_flight, "{!r} waits and is in flight", request)
             swapped = request.status is Status.SWAPPED
-            expect(swapped == bool(request.host_blocks), f"{request!r} has a wrong status")
+            expect(swapped == bool(request.host_blocks), "{!r} has a wrong status", request)
 
     def _prefers_swap(self, request: Request) -> bool:
         if self.preemption_mode == "recompute" or not request.num_computed:

@@ -208,8 +208,8 @@ class Scheduler:
                 rows[request] = rows.get(request, 0) + 1
         for request in live | rows.keys():
             count = rows.get(request, 0)
-            expect(request.num_in_flight == count, f"{request!r} is in {count} plans in flight")
-            expect(request in live or request.status is Status.FINISHED, f"{request!r} is lost")
+            expect(request.num_in_flight == count, "{!r} is in {} plans in flight", request, count)
+            expect(request in live or request.status is Status.FINISHED, "{!r} is lost", request)
         self.kv.check()
 
     def _finish(self, request: Request) -> None:
