@@ -77,7 +77,7 @@ def run(program, folder, *, mounts="", limits="", environment=None, code=0):
     done = subprocess.run(
         [*(["unshare", "-m"] if mounts else []), *shell],
         env={name: value for name, value in given.items() if value is not None},
-        capture_output=True, text=True, check=False, timeout=100,
+        capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr

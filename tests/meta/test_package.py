@@ -230,7 +230,7 @@ def server(installed: Installed, tiny_folder: Path) -> Iterator[str]:
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: process.poll() is not None or is_ready(url), 90)
+        wait_until(lambda: process.poll() is not None or is_ready(url), 200)
         assert process.poll() is None
         yield url
     finally:
