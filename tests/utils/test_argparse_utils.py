@@ -69,7 +69,7 @@ def test_a_file_that_is_wrong_is_refused(
 
 
 def test_a_file_that_is_not_there(parser: Parser) -> None:
-    with pytest.raises(ConfigError, match="nosuch"):
+    with pytest.raises(ConfigError, match=r"--config nosuch.yaml: No such file or directory$"):
         options(parser, "--config", "nosuch.yaml")
     with pytest.raises(ConfigError, match="needs the name"):
         options(parser, "--config")

@@ -120,7 +120,9 @@ def read_flags(name: str) -> dict[str, Any]:
         raise ConfigError("--config needs the name of a YAML file")
     try:
         found = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config {name}: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {name}: {brief(error)}") from None
     if found is None:
         return {}
