@@ -54,7 +54,7 @@ RUN_BY = {
     "tiles": "attention",
 }
 # The same of GPU kernels; what only a GPU can run is run by `make gpu-check`.
-RUN_BY_GPU = {"memory": "device"}
+RUN_BY_GPU = {"memory": "device", "matmul": "linear"}
 
 
 def test_every_kernel_has_a_test() -> None:

@@ -10,46 +10,20 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import triton
 from numpy.typing import NDArray
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
-from octavo.kernels.codes import Codes
 from octavo.kernels.dispatch import Ops, reference_ops
 from octavo.kernels.gpu import graph, memory
+from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.sampling import ReferenceSampling
 
 # Compute capability: asynchronous copies, and bfloat16 in the matrix units.
 OLDEST = (8, 0)
-
-
-class GpuProducts:
-    """Products of dense weights by cuBLAS.
-
-    Its choice of a kernel depends on the number of rows, so the products are not batch-invariant.
-    """
-
-    @property
-    def unstable(self) -> list[str]:
-        return []
-
-    def make(
-        self,
-        weight: torch.Tensor | Codes,
-        bias: torch.Tensor | None = None,
-        max_rows: int | None = None,
-        method: str = "none",
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """See `layers.linear.Products.make`."""
-        assert isinstance(weight, torch.Tensor)
-        return lambda x: F.linear(x, weight, bias)
-
-    def explain(self) -> str:
-        return "cuBLAS"
 
 
 class _TritonDevice(ReferenceSampling):
@@ -60,7 +34,7 @@ class _TritonDevice(ReferenceSampling):
     shares_host_memory = False
     pads_steps = True
     attention_order: Sequence[str] = ("triton", "torch")
-    quantization: Sequence[str] = ()
+    quantization: Sequence[str] = (INT8, INT4)
     _graph_sizes: Sequence[int]
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -77,7 +51,7 @@ class _TritonDevice(ReferenceSampling):
         return reference_ops("torch's own operations")
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
-        return GpuProducts()
+        return GpuProducts(dtype, deterministic)
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         return False

@@ -1,0 +1,118 @@
+"""Triton kernels for products y = x W^T + b: weights as codes, and dense ones in fixed tiles.
+
+Codes are dequantized in registers and multiplied in the type of x, so that the result is that of
+the dequantized model, with its rounding. They are stored in chunks of two spans of inputs: 4-bit
+codes of the first span are the low halves of the bytes, those of the second the high halves. So a
+byte is unpacked without moving anything between threads, and each span has one scale per output
+(a span is a group, or a part of one).
+
+Every sum runs over the inputs in order, in one program or in a fixed number of parts that are
+added in order: the number depends on the shape of the weight only.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _terms(scale, minimum, outputs, span, mask, stride, SPANS: tl.constexpr):
+    """Scale and minimum [outputs] of a span, in float32; SPANS: spans of a group."""
+    at = outputs * stride + span // SPANS
+    return (tl.load(scale + at, mask=mask, other=0.0).to(tl.float32)[:, None],
+            tl.load(minimum + at, mask=mask, other=0.0).to(tl.float32)[:, None])  # fmt: skip
+
+
+@triton.jit
+def _inputs(x, rows, begin, mask, K, stride, SPAN: tl.constexpr):
+    """x [rows, SPAN] from input `begin` on; 0 behind the last one."""
+    k = begin + tl.arange(0, SPAN)
+    at = rows.to(tl.int64)[:, None] * stride + k[None, :]
+    return tl.load(x + at, mask=mask[:, None] & (k < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _store(y, acc, bias, rows, outputs, mask, N, part, M, PARTS: tl.constexpr, BIAS: tl.constexpr):
+    """The result, or with several parts a partial sum, float32 [PARTS, M, N]."""
+    if BIAS and PARTS == 1:
+        acc += tl.load(bias + outputs, mask=outputs < N, other=0.0).to(tl.float32)[None, :]
+    at = (part.to(tl.int64) * M + rows)[:, None] * N + outputs[None, :]
+    tl.store(y + at, acc.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M"])
+def multiply_codes(
+    y, x, codes, scale, minimum, bias, M, N, K, stride_x, stride_codes, stride_scale,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    BITS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """y [M, N] = x [M, K] times weights of codes; grid: (tiles of N, tiles of M, PARTS).
+
+    codes: uint8 [N, stride_codes], chunks of two spans of SPAN inputs, padded with zeros to whole
+    chunks; scale, minimum: [N, stride_scale], of groups of SPANS spans; WIDE: multiply in float32.
+    With several PARTS y is float32 [PARTS, M, N], to be added.
+    """
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(2)
+    inside, alive = outputs < N, rows < M
+    chunks = tl.cdiv(K, 2 * SPAN)
+    share = tl.cdiv(chunks, PARTS)
+    line = codes + outputs.to(tl.int64)[:, None] * stride_codes + tl.arange(0, SPAN)[None, :]
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for chunk in range(part * share, min((part + 1) * share, chunks)):
+        first = chunk * 2 * SPAN
+        if BITS == 4:
+            both = tl.load(line + chunk * SPAN, mask=inside[:, None], other=0)
+            low, high = both & 15, both >> 4
+        else:
+            low = tl.load(line + first, mask=inside[:, None], other=0)
+            high = tl.load(line + first + SPAN, mask=inside[:, None], other=0)
+        for half in tl.static_range(2):
+            a = _inputs(x, rows, first + half * SPAN, alive, K, stride_x, SPAN)
+            d, m = _terms(scale, minimum, outputs, 2 * chunk + half, inside, stride_scale, SPANS)
+            w = (low if half == 0 else high).to(tl.float32) * d + m
+            w = w.to(a.dtype)
+            if WIDE:
+                a, w = a.to(tl.float32), w.to(tl.float32)
+            # The weights come first: a matrix unit takes its first operand from registers.
+            acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+    _store(y, tl.trans(acc), bias, rows, outputs, alive[:, None] & inside[None, :], N, part, M,
+           PARTS, BIAS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"])
+def multiply(
+    y, x, weight, bias, M, N, K, stride_x, stride_weight,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr,
+    BIAS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """y [M, N] = x [M, K] times dense weight [N, K]; as `multiply_codes`."""
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(2)
+    inside, alive = outputs < N, rows < M
+    spans = tl.cdiv(K, SPAN)
+    share = tl.cdiv(spans, PARTS)
+    acc = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for span in range(part * share, min((part + 1) * share, spans)):
+        a = _inputs(x, rows, span * SPAN, alive, K, stride_x, SPAN)
+        w = _inputs(weight, outputs, span * SPAN, inside, K, stride_weight, SPAN)
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
+    _store(y, acc, bias, rows, outputs, alive[:, None] & inside[None, :], N, part, M, PARTS, BIAS)
+
+
+@triton.jit
+def add_parts(
+    y, parts, bias, size, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr
+):
+    """y [size] = the sum of parts [PARTS, size], in order, plus bias [N] of the last dimension."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(parts + part * size + at, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at % N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
