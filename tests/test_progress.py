@@ -81,6 +81,16 @@ def test_a_file_gets_two_lines_however_much_is_advanced() -> None:
     assert len(said) == 2
 
 
+def test_a_file_is_told_once_of_a_series_that_takes_long() -> None:
+    said: list[str] = []
+    lines, outer = Lines(said.append), since(0, "measuring")
+    for name in ("a", "b"):
+        inner = since(2, f"compiling, 1 of 2: {name}")
+        inner.series = "compiling"
+        lines.tick([outer, inner])
+    assert said == ["compiling ..."]
+
+
 def test_items_of_a_series_are_counted(terminal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     monkeypatch.setattr(Bars, "end", lambda self, phase: names.append(phase.name))

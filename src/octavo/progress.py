@@ -40,6 +40,7 @@ class Phase:
         self.foreign = foreign
         self.began = time.monotonic()
         self.nested = False
+        self.series: str | None = None  # where it is an item of one
         self.widget: Any = None  # what a display keeps for it
 
     def advance(self, count: int = 1) -> None:
@@ -120,12 +121,18 @@ class _Word:
 
 
 class Lines:
-    """A line at the beginning and the end of a phase that takes long."""
+    """A line at the beginning and the end of an outer phase that takes long, and one for a series
+    whose items do."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
+        self._told: set[str] = set()
 
     def tick(self, phases: Sequence[Phase]) -> None:
+        last = phases[-1]
+        if last.series and last.series not in self._told and last.seconds >= _LINE_AFTER_SECONDS:
+            self._told.add(last.series)
+            self._say(f"{last.series} ...")
         phase = phases[0]
         if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
             phase.widget = True
@@ -185,8 +192,9 @@ class Progress:
     @contextlib.contextmanager
     def item(self, series: str, name: str) -> Iterator[Phase]:
         counts = self.count(series)
-        title = f"{series}, {counts[0]} of {counts[1]}: {name}"
-        with self.phase(Phase(title)) as phase:
+        made = Phase(f"{series}, {counts[0]} of {counts[1]}: {name}")
+        made.series = series
+        with self.phase(made) as phase:
             yield phase
 
     def _tick(self) -> None:
