@@ -773,6 +773,28 @@ def test_the_memory_goes_back_to_the_system(tiny_folder, how):
         gc.enable()
 
 
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_a_gibibyte_of_kv_goes_back_to_the_system(options):
+    """With products that are captured and such that are not, according to the processor."""
+    given = {"kv_cache_memory_bytes": 2**30, "max_model_len": 2048, "load_progress": False}
+    after = []
+    for _ in range(3):
+        with LLM("smollm2", **given, **options) as llm:
+            cache = llm.engine.executor.cache
+            for pool in (cache.tensors, cache.host[:3]):
+                for tensor in pool:
+                    tensor.fill_(1)
+            del cache, pool, tensor
+            llm.generate("hi", GREEDY, use_tqdm=False)
+            held = resident()
+            assert held > 1500
+        after.append(resident())
+        assert after[-1] < held - 1250  # the KV, part of the swap pool, and the weights
+    assert after[2] < after[0] + 30
+
+
 def test_a_closed_llm_says_so_and_may_be_closed_again(tiny_folder):
     with load(tiny_folder) as llm:
         stream = llm.stream([1, 2, 3], GREEDY)

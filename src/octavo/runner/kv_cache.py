@@ -23,6 +23,7 @@ from octavo.attention.base import AttentionBackend, AttentionMetadata, Attention
 from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
 from octavo.runner.device import Device
+from octavo.runner.memory import shown
 
 # A group may have fewer layers, whose pages are unused: at most this fraction of its kind.
 _MOST_PADDING = 1 / 8
@@ -161,6 +162,6 @@ def _on_disk(folder: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.T
             os.unlink(name)
     except OSError as error:
         raise ConfigError(
-            f"swap_path {folder!r} cannot hold {size * dtype.itemsize} bytes of swapped KV for "
+            f"swap_path {folder!r} cannot hold {shown(size * dtype.itemsize)} of swapped KV for "
             f"one tensor: {error.strerror}; give a writable folder with enough space for swap_space"
         ) from error
