@@ -14,8 +14,10 @@ import time
 import pytest
 
 from octavo import AsyncLLM, AsyncLLMEngine, SamplingParams
+from octavo.async_llm import _Reader
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestError, RequestTypeError
+from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import RequestOutputKind
 from octavo.schedulers import FIFOScheduler
 from serving import PYTHONPATH, write_model
@@ -160,17 +162,21 @@ def test_leaving_a_request_frees_its_blocks(engine, how):
     run(body())
 
 
-def test_what_was_missed_comes_as_one(engine):
+def test_what_was_missed_comes_as_one():
     async def body():
-        generator = engine.generate("x", LONG.with_(max_tokens=50))
-        first = await anext(generator)
-        while engine._readers:
-            await asyncio.sleep(0.02)
-            if any(reader._ended for reader in engine._readers.values()):
-                break
-        rest = await outputs(generator)
-        assert len(rest) == 1
-        assert len(first.outputs[0].token_ids) + len(rest[0].outputs[0].token_ids) == 50
+        reader = _Reader(asyncio.get_running_loop())
+
+        def produce():
+            for number, reason in enumerate((None, None, "length")):
+                choice = CompletionOutput(0, str(number), [number], finish_reason=reason)
+                reader.put(RequestOutput("r", None, [1], [choice], reason is not None))
+            reader.end()
+
+        await asyncio.to_thread(produce)
+        output = await reader.next()
+        assert (output.outputs[0].text, output.outputs[0].token_ids) == ("012", [0, 1, 2])
+        assert output.finished
+        assert await reader.next() is None
 
     run(body())
 

@@ -128,3 +128,14 @@ def test_an_api_key_from_the_environment(monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "")
     with pytest.raises(ConfigError, match="OCTAVO_API_KEY is set and empty"):
         log.api_keys_from_environment()
+
+
+def test_a_child_of_a_program_without_octavo_s_log_logs_what_the_program_would(monkeypatch):
+    monkeypatch.delenv("OCTAVO_LOG_LEVEL", raising=False)
+    root = logging.getLogger("octavo")
+    monkeypatch.setattr(root, "handlers", [])
+    for level, name in ((logging.WARNING, "warning"), (logging.INFO, "info")):
+        monkeypatch.setattr(root, "level", level)
+        assert log.environment_for_child()["OCTAVO_LOG_LEVEL"] == name
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "error")
+    assert log.environment_for_child()["OCTAVO_LOG_LEVEL"] == "error"

@@ -197,8 +197,12 @@ def terminal_abilities() -> tuple[bool, bool]:
 def environment_for_child(**usual: str) -> dict[str, str]:
     """What a child process inherits, and `usual` where that says nothing.
 
-    A child logs as this process does, also where that was set by flags.
+    A child logs as this process does, also where that was set by flags. Of a program that has not
+    set up Octavo's log it logs what the program's own logging would show.
     """
+    shown = logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()).lower()
+    if shown in ("debug", "info", "warning", "error", "critical"):
+        usual = {"OCTAVO_LOG_LEVEL": shown, **usual}
     settings = {}
     for handler in _own_handlers():
         level = logging.getLogger("octavo").level
