@@ -7,7 +7,9 @@ by name in `attention.registry`.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.core.plan import FULL, CacheSpec
 
@@ -30,12 +32,20 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLengths:
+    """What a step's work is planned from, in host memory: reading it waits for no device."""
+
+    query_starts: NDArray[np.int32]  # [rows + 1]
+    seq_lens: NDArray[np.int32]  # [rows]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Maps query tokens to rows, and rows to the blocks of their keys and values.
 
     Row r owns query tokens query_starts[r] .. query_starts[r+1]-1, which are the last ones of
     its sequence of seq_lens[r] tokens. All tensors are on the device; lengths are also given
-    as Python ints so that a backend can choose a code path without reading from the device.
+    in host memory, so that a backend can choose a code path without reading from the device.
 
     Layers of one KV group have the same metadata; block_tables and slots differ from group to
     group. Blocks behind the window of a group are the null block 0. It holds finite zeros, so a
@@ -55,6 +65,7 @@ class AttentionMetadata:
     group: int = 0
     max_blocks: int = 0  # the most that a row of any step can have
     captured: bool = False  # of a captured run, which is replayed for other steps
+    host: HostLengths | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import triton
 
-from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities
+from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities, HostLengths
 from octavo.kernels.gpu import attention as kernels
 from octavo.kernels.gpu import cache as cache_kernels
 from octavo.kernels.gpu.attention import (
@@ -304,8 +304,10 @@ class TritonAttention:
 
     def _lists(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> WorkLists:
         split, whole = tiles(spec, dtype).values()
-        starts, lengths = meta.query_starts.cpu().numpy(), meta.seq_lens.cpu().numpy()
-        return plan(starts, lengths, spec, split.rows, whole.rows)
+        host = meta.host or HostLengths(
+            meta.query_starts.cpu().numpy(), meta.seq_lens.cpu().numpy()
+        )
+        return plan(host.query_starts, host.seq_lens, spec, split.rows, whole.rows)
 
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         lists = self._lists(meta, spec, dtype)

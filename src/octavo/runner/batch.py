@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.attention.base import AttentionMetadata
+from octavo.attention.base import AttentionMetadata, HostLengths
 from octavo.core.plan import PlanRow, StepPlan
 from octavo.runner.device import Device
 
@@ -58,9 +58,10 @@ class BatchBuilder:
         seq_lens = starts + counts
         most_blocks = int(-(-seq_lens.max() // size))
         tensor = self._device.tensor
+        host = HostLengths(np.concatenate(([0], ends)).astype(np.int32), seq_lens.astype(np.int32))
         meta = AttentionMetadata(
-            query_starts=tensor("query_starts", np.concatenate(([0], ends)).astype(np.int32)),
-            seq_lens=tensor("seq_lens", seq_lens.astype(np.int32)),
+            query_starts=tensor("query_starts", host.query_starts),
+            seq_lens=tensor("seq_lens", host.seq_lens),
             block_tables=tensor("block_tables", tables[0, :, :most_blocks]),
             slots=tensor("slots", _slots(tables[0], row_of, positions, size)),
             positions=tensor("positions", positions),
@@ -70,6 +71,7 @@ class BatchBuilder:
             max_seq_len=int(seq_lens.max()),
             block_size=size,
             max_blocks=self._max_blocks,
+            host=host,
         )
         others = [
             replace(
