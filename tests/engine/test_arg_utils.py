@@ -15,7 +15,7 @@ def test_options_become_a_configuration() -> None:
     args = EngineArgs(model="m", max_model_len=64, dtype="half", trust_remote_code=True)
     config = args.create_engine_config()
     assert type(config) is EngineConfig
-    assert (config.model, config.max_model_len, config.dtype) == ("m", 64, "float32")
+    assert (config.model, config.max_model_len, config.dtype) == ("m", 64, "float16")
     assert config.scheduler == OFFLINE_SCHEDULER
     assert AsyncEngineArgs("m").scheduler == "fifo"
     assert EngineArgs(scheduling_policy="priority").scheduler == "priority"
