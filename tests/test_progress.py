@@ -129,6 +129,28 @@ def test_a_display_inside_another_is_the_other_one(monkeypatch: pytest.MonkeyPat
     assert len(made) == 1
 
 
+def test_a_closed_standard_error_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(progress, "_LINE_AFTER_SECONDS", 0.0)
+    with progress.shown(), progress.phase("loading"):
+        pass
+    display = Lines(progress._print)
+    with Progress(display) as running, running.phase(since(3)), pytest.raises(BrokenPipeError):
+        display.tick([since(3)])
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress.shown(), progress.phase("loading"):
+        pass
+
+
 def test_a_phase_that_fails_is_ended(terminal: None) -> None:
     with progress.shown():
         with pytest.raises(ValueError, match="broken"), progress.phase("loading"):

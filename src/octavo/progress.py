@@ -177,7 +177,8 @@ class Progress:
         finally:
             with self._lock:
                 self._open.remove(phase)
-                self._display.end(phase)
+                with contextlib.suppress(OSError, ValueError):
+                    self._display.end(phase)
 
     def expect(self, series: str, count: int) -> None:
         self._series.setdefault(series, [0, 0])[1] += count
@@ -198,10 +199,12 @@ class Progress:
             yield phase
 
     def _tick(self) -> None:
-        while not self._done.wait(_TICK_SECONDS):
-            with self._lock:
-                if self._open:
-                    self._display.tick(self._open)
+        # Standard error may be closed meanwhile: then the load goes on without a word.
+        with contextlib.suppress(OSError, ValueError):
+            while not self._done.wait(_TICK_SECONDS):
+                with self._lock:
+                    if self._open:
+                        self._display.tick(self._open)
 
 
 _current: ContextVar[Progress | None] = ContextVar("progress", default=None)
@@ -245,7 +248,7 @@ def expect(series: str, count: int) -> None:
 def shown(enabled: bool = True, say: Say | None = None) -> Iterator[None]:
     """Show the phases that the `with` goes through: on a terminal as bars, else by `say`, which
     prints to standard error if it is not given. Inside another `shown`, that one goes on."""
-    if not enabled or _current.get() is not None:
+    if not enabled or _current.get() is not None or sys.stderr is None:  # as under pythonw
         yield
         return
     on_terminal = can_redraw(sys.stderr)
