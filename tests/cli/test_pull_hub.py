@@ -67,7 +67,7 @@ def test_a_repository_gives_its_description_and_the_weights_that_its_index_names
 ) -> None:
     assert main(["pull", "owner/sharded"]) == 0
     said = capsys.readouterr().err
-    assert "fetching owner/sharded (5 files, 8.1 kB" in said or "5 files" in said
+    assert "fetching owner/sharded (5 files, 8 kB, licence mit; 8 kB are missing)" in said
     assert "octavo generate owner/sharded" in said
     wanted = {name for name in SHARDED if name not in ("README.md", "pytorch_model.bin")}
     assert set(hub.fetched()) == wanted - {"unrelated.safetensors"}

@@ -84,7 +84,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.reply(200, json.dumps(tree).encode())
             else:
                 siblings = [{"rfilename": n, "size": len(d)} for n, d in files.items()]
-                info = {"id": repo, "sha": COMMIT, "siblings": siblings}
+                info = {
+                    "id": repo,
+                    "sha": COMMIT,
+                    "siblings": siblings,
+                    "cardData": {"license": "mit"},
+                }
                 self.reply(200, json.dumps(info).encode())
             return
         name = rest.removeprefix(f"resolve/{COMMIT}/").removeprefix("resolve/main/")

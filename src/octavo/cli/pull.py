@@ -86,6 +86,8 @@ def pull_from_hub(repo: str, revision: str | None, file: str | None) -> Path:
     check_space(folder, missing)
     size, count = size_text(found.num_bytes), len(found.sizes)
     what = f"{count} files, {size}" if count > 1 else f"{found.weights[0]}, {size}"
+    if found.licence is not None:
+        what += f", licence {found.licence}"
     if missing:
         _say(f"fetching {repo} ({what}; {size_text(missing)} are missing) to {folder}")
     root = fetch(repo, revision or found.revision, list(found.sizes))  # shows bars on a terminal

@@ -29,6 +29,7 @@ class HubPlan:
     revision: str  # the commit
     sizes: Mapping[str, int]
     weights: tuple[str, ...]
+    licence: str | None = None  # as the model's card has it
 
     @property
     def num_bytes(self) -> int:
@@ -61,8 +62,15 @@ def plan(repo: str, revision: str | None, file: str | None) -> HubPlan:
         chosen = [name for name in top if _describes(name)]
     else:
         weights, chosen = choose_gguf(repo, list(sizes), file, sizes), []
+    licence = getattr(info.card_data, "license_name", None) or getattr(
+        info.card_data, "license", None
+    )
     return HubPlan(
-        repo, commit, {name: sizes[name] for name in (*chosen, *weights)}, tuple(weights)
+        repo,
+        commit,
+        {name: sizes[name] for name in (*chosen, *weights)},
+        tuple(weights),
+        licence if isinstance(licence, str) else None,
     )
 
 
