@@ -93,3 +93,8 @@ def stand_in(config):
 def test_the_interpreter_must_be_asked_for():
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
         create_device(EngineConfig(device="interpret"))
+
+
+def test_sizes_of_graphs_are_refused_where_there_is_no_ladder():
+    with pytest.raises(ConfigError, match=r"cuda_graph_sizes is for GPUs.*leave it out"):
+        create_device(EngineConfig(device="cpu", cuda_graph_sizes="1,2"))

@@ -98,6 +98,11 @@ def create_device(config: EngineConfig) -> Device:
         members = {name for kind in Device.__mro__ for name in vars(kind) if name[0] != "_"}
         lacking = sorted(name for name in members if not hasattr(device, name))
         raise ConfigError(f"device {config.device!r} lacks {', '.join(lacking)}")
+    if config.cuda_graph_sizes and not device.pads_steps:
+        raise ConfigError(
+            f"cuda_graph_sizes is for GPUs; one capture of device {device.name!r} serves steps of "
+            "any size, so leave it out"
+        )
     return device
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import kit
+from models import toys
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.kernels.gpu.device import InterpretDevice
+from octavo.models.registry import FAMILIES
 
 PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (14, 15, 30, 31)]
 
@@ -64,6 +66,31 @@ def test_every_mode_gives_the_cpus_tokens(
     assert found == expected
     if "preemption_mode" in options:
         assert llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("family", [family.name for family in FAMILIES])
+def test_each_family_gives_the_cpus_tokens(family: str, tmp_path: Path) -> None:
+    """Captured, padded and chunked, with a cached prefix."""
+    vocabulary = kit.write_tokenizer(tmp_path)
+    folder = toys.save(toys.make(family, vocab_size=vocabulary), tmp_path)
+    found = []
+    for device in ("cpu", "interpret"):
+        llm = LLM(
+            str(folder), device=device, dtype="float32", load_progress=False, max_model_len=64,
+            num_gpu_blocks_override=30, swap_space=0, max_num_batched_tokens=24,
+            cuda_graph_sizes="2,4",
+        )  # fmt: skip
+        prompts = [{"prompt_token_ids": toys.prompt(n)} for n in (5, 21, 40)]
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        answers = []
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+        assert answers[0] == answers[1]
+        found.append(answers[0])
+    assert found[0] == found[1]
 
 
 def test_inputs_are_copies() -> None:
