@@ -261,6 +261,8 @@ class TritonAttention:
         """See AttentionBackend.attend."""
         work = self._planned(meta, spec, query.dtype)
         out = query.new_empty((len(query), spec.num_heads * spec.head_dim))
+        if not query.is_cuda:
+            out.zero_()  # rows that pad a step: the interpreter warns of large numbers
         kv, scales = _views(cache, decode=True)
         for name, tile in tiles(spec, query.dtype).items():
             kernels.attend[(_programs(query.device, name),)](

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
-from octavo.kernels.dispatch import Ops, reference_ops
-from octavo.kernels.gpu import graph, memory
+from octavo.kernels.dispatch import Ops
+from octavo.kernels.gpu import fused_call, graph, memory
 from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.sampling import ReferenceSampling
@@ -48,7 +48,7 @@ class _TritonDevice(ReferenceSampling):
         return contextlib.nullcontext()
 
     def ops(self, dtype: torch.dtype) -> Ops:
-        return reference_ops("torch's own operations")
+        return Ops.of(fused_call, "Triton kernels")
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
         return GpuProducts(dtype, deterministic)
