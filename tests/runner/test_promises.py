@@ -49,6 +49,13 @@ def test_a_crash_frees_it(folder, other):
     assert not list(folder.glob("*.json"))
 
 
+def test_an_ordinary_end_leaves_no_file(folder, other):
+    other.stdin.close()
+    other.wait()
+    assert not list(folder.glob("*.json"))
+    other.stdin = None
+
+
 def test_one_s_own_counts_whole_until_released(folder):
     here = Promises(folder)
     first, second = here.make("a", 100, 0), here.make("b", 200, 0)

@@ -1,5 +1,6 @@
 """Loads a model, sizes its KV cache, and executes plans: the only caller of `forward`."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -132,7 +133,8 @@ class ModelRunner:
             self._promise.release()
 
     def __del__(self) -> None:
-        if "device" in vars(self):  # otherwise it has not begun to load
+        # Not where it has not begun to load, nor while modules are taken apart.
+        if "device" in vars(self) and not sys.is_finalizing():
             self.close()
 
     def _draw(self, hidden: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:

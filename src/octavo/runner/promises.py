@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,19 +112,20 @@ class Held:
     """A recorded promise."""
 
     def __init__(self, handle: int | None, file: Path | None) -> None:
-        self._handle, self._file = handle, file
-        self._owner = Owner("this promise")
+        # Also at the end of the interpreter, so that an ordinary end leaves no file behind.
+        self._end = weakref.finalize(self, _drop, handle, file, Owner("this promise"))
 
     def release(self) -> None:
-        """The memory has been given back. In a fork, leaves the file to the process that wrote it.
+        """The memory has been given back. May be called again."""
+        self._end()
 
-        May be called again.
-        """
-        handle, self._handle = self._handle, None
-        if handle is not None and self._file is not None:
-            if self._owner.is_here():
-                self._file.unlink(missing_ok=True)
-            os.close(handle)
+
+def _drop(handle: int | None, file: Path | None, owner: Owner) -> None:
+    """Remove a promise; in a fork, leave its file to the process that wrote it."""
+    if handle is not None and file is not None:
+        if owner.is_here():
+            file.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def _read(file: Path) -> Promise | None:
