@@ -8,11 +8,11 @@ import torch
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.runner.device import OLDEST_GPU, Device, cpu, create_device
+from octavo.runner.device import OLDEST_GPU, Accelerator, Device, cpu, create_device
 
 
-def members():
-    return {name for kind in Device.__mro__ for name in vars(kind) if not name.startswith("_")}
+def members(of=Device):
+    return {name for kind in of.__mro__ for name in vars(kind) if not name.startswith("_")}
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,9 @@ def built_in(request, monkeypatch):
 
 def test_what_is_built_in_has_every_member_with_the_parameters_of_the_protocol(built_in):
     device = built_in
-    for member in members():
-        wanted = inspect.getattr_static(Device, member)
+    kind = Accelerator if isinstance(device, Accelerator) else Device
+    for member in members(kind):
+        wanted = inspect.getattr_static(kind, member)
         if inspect.isfunction(wanted):
             parameters = list(inspect.signature(wanted).parameters)[1:]
             assert list(inspect.signature(getattr(device, member)).parameters) == parameters, member
@@ -73,6 +74,24 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_cure(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(ConfigError, match=r"Tesla T4 of compute capability 7.5; 8.0 or newer"):
         create_device(config)
+
+
+def test_fp8_kv_is_refused_where_it_cannot_be_converted(monkeypatch):
+    from octavo.kernels.gpu import device as gpu
+
+    config = EngineConfig(device="cuda", kv_cache_dtype="fp8")
+    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(ConfigError, match=r"8.9 or newer.*NVIDIA A100 has 8.0; use kv_cache_dt"):
+        create_device(config)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert create_device(config).name == "cuda"
+
+
+def test_gpus_are_accelerators(built_in):
+    assert isinstance(built_in, Accelerator) == (built_in.name != "cpu")
 
 
 def test_auto_is_a_gpu_that_has_kernels_or_the_cpu(monkeypatch):

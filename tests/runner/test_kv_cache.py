@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 import torch
 from tests import kit
+from tests.runner.accelerator import FakeAccelerator
 
 from octavo.attention.base import AttentionSpec
 from octavo.attention.cpu import CpuAttention
 from octavo.attention.torch_ref import TorchAttention
+from octavo.config import EngineConfig
 from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
 from octavo.runner.kv_cache import KVCache, kv_layout
@@ -111,6 +113,31 @@ def test_a_swap_path_that_cannot_be_used_is_refused(tmp_path):
         make(tmp_path, 2**45)
     with pytest.raises(ConfigError, match=r"swap_path '~nobody-of-that-name/x'.*No such file"):
         make("~nobody-of-that-name/x")
+
+
+@pytest.fixture
+def accelerated():
+    device = FakeAccelerator(EngineConfig())
+    specs = [AttentionSpec(4, 2, 8, 1.0)] * 3
+    made = KVCache(TorchAttention(), specs, 8, 4, torch.float32, device, num_host_blocks=5)
+    for number, layer in enumerate(made.layers):
+        for block in range(len(layer)):
+            layer[block] = 10 * number + block
+    return made
+
+
+def test_on_an_accelerator_a_block_is_one_piece_of_memory(accelerated):
+    assert [layer.shape[0] for layer in accelerated.layers] == [8, 8, 8]
+    assert len({layer.untyped_storage().data_ptr() for layer in accelerated.layers}) == 1
+    assert accelerated.layers[1][2].is_contiguous()
+    assert len(accelerated.host) == 1
+    accelerated.copy(
+        [BlockCopy("copy", 1, 2), BlockCopy("copy", 2, 3), BlockCopy("out", 3, 1),
+         BlockCopy("in", 1, 6), BlockCopy("copy", 4, 5), BlockCopy("copy", 0, 4)]
+    )  # fmt: skip
+    for number in range(3):
+        wanted = [0, 1, 1, 1, 0, 4, 1, 7]
+        assert values(accelerated.layers, number) == [10 * number + value for value in wanted]
 
 
 def layout(windows, head_dim=16):

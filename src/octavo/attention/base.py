@@ -73,7 +73,8 @@ class Capabilities:
     """What a backend can do. An empty tuple of sizes means any.
 
     padding_slot: of the tokens that pad a captured step; -1 if `write` stores nothing there,
-    else 0, in the null block.
+    else 0, in the null block. block_strides: whether the blocks of a layer's cache may lie apart,
+    with those of other layers between them.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -85,6 +86,7 @@ class Capabilities:
     soft_cap: bool = True
     graph_safe: bool = False
     padding_slot: int = 0
+    block_strides: bool = False
 
 
 @runtime_checkable

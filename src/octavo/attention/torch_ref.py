@@ -19,7 +19,10 @@ class TorchAttention:
 
     name = "torch"
     capabilities = Capabilities(
-        dtypes=_FLOATS, kv_dtypes=(*_FLOATS, *_CODES), devices=("cpu", "cuda")
+        dtypes=_FLOATS,
+        kv_dtypes=(*_FLOATS, *_CODES),
+        devices=("cpu", "cuda"),
+        block_strides=True,
     )
 
     def kv_layout(

@@ -196,6 +196,7 @@ class TritonAttention:
         block_sizes=(8, 16, 32, 64, 128),
         graph_safe=True,
         padding_slot=-1,
+        block_strides=True,
     )
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ Everything that differs between a CPU and a GPU is behind it. The names of devic
 order of preference.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -86,6 +86,41 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
         name: the same for the same input of every step, so that a device can keep one buffer of
         fixed address for each. The tensor is valid until the next of that name.
         """
+        ...
+
+
+@runtime_checkable
+class Accelerator(Device, Protocol):
+    """Optional interface of a device with its own memory, which works beside the host.
+
+    The KV of a block is one piece of memory there, if the backend takes strides; a full step is
+    run to measure its memory; and a step that was out of memory is computed in parts.
+    """
+
+    @property
+    def warm_up_sizes(self) -> Sequence[int]:
+        """Numbers of tokens of steps that launch each kernel in each of its forms, which are
+        run at start; none if nothing is compiled when it is first launched."""
+        ...
+
+    def copy_blocks(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """target[b] = source[a] for each (a, b) of `blocks`, in order, and each pair of tensors.
+
+        After the steps and copies before, and before those that follow; the host need not wait.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        ...
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether `error` says that the device had too little memory."""
         ...
 
 

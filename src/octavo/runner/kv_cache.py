@@ -22,7 +22,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
-from octavo.runner.device import Device
+from octavo.runner.device import Accelerator, Device
 from octavo.runner.memory import shown
 
 # A group may have fewer layers, whose pages are unused: at most this fraction of its kind.
@@ -89,7 +89,9 @@ class KVCache:
     """The pool on the device and, with `num_host_blocks`, a second pool for swapped blocks.
 
     tensors: the pool, one per place in a group. layers: of each layer, its tensor. Memory comes
-    from the device; of it only the null block is written here.
+    from the device; of it only the null block is written here. On an accelerator the tensors are
+    views of one, [blocks, places, ...], if their pages are equal and the backend takes strides: a
+    block is then copied at once.
     """
 
     def __init__(
@@ -104,11 +106,18 @@ class KVCache:
         swap_path: str | None = None,
     ) -> None:
         self.layout = kv_layout(backend, specs, block_size, kv_dtype)
+        self._accelerator = device if isinstance(device, Accelerator) else None
+        pages = [(shape[1:], dtype) for shape, dtype in self.layout.pages]
+        apart = self._accelerator and backend.capabilities.block_strides
+        if apart and len(pages) > 1 and len(set(pages)) == 1:
+            pages = [((len(pages), *pages[0][0]), pages[0][1])]
 
         def shapes(blocks: int) -> list[Page]:
-            return [((blocks, *shape[1:]), dtype) for shape, dtype in self.layout.pages]
+            return [((blocks, *shape), dtype) for shape, dtype in pages]
 
-        self.tensors = [device.empty(s, d) for s, d in shapes(num_blocks)]
+        self._pool = [device.empty(s, d) for s, d in shapes(num_blocks)]
+        joined = len(pages) < len(self.layout.pages)
+        self.tensors = list(self._pool[0].unbind(1)) if joined else self._pool
         self.layers = [self.tensors[tensor] for _, tensor in self.layout.places]
         self.host: list[torch.Tensor] = []
         if num_host_blocks and swap_path:
@@ -136,11 +145,14 @@ class KVCache:
             self._copy_run(run)
 
     def _copy_run(self, run: list[BlockCopy]) -> None:
+        kind = run[0].kind
+        read = self.host if kind == "in" else self._pool
+        write = self.host if kind == "out" else self._pool
+        if self._accelerator:
+            self._accelerator.copy_blocks([(c.source, c.target) for c in run], read, write)
+            return
         sources = torch.tensor([c.source for c in run])
         targets = torch.tensor([c.target for c in run])
-        kind = run[0].kind
-        read = self.host if kind == "in" else self.tensors
-        write = self.host if kind == "out" else self.tensors
         for source, target in zip(read, write, strict=True):
             target[targets] = source[sources].to(target.device)
 

@@ -23,14 +23,16 @@ from octavo.core.plan import (
     num_gained,
     row_result,
 )
+from octavo.errors import counted
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Prepared, kv_dtype, load, prepare
-from octavo.params import SamplingParams
 from octavo.runner.batch import BatchBuilder
-from octavo.runner.device import Device, create_device
+from octavo.runner.device import Accelerator, Device, create_device
 from octavo.runner.kv_cache import KVCache, kv_layout
 from octavo.runner.memory import shown
+from octavo.runner.out_of_memory import Parts, at_start
+from octavo.runner.probes import full_step, prompt_step, warm_up_steps
 from octavo.runner.promises import Promises
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
 from octavo.runner.sizing import Needs, Sizing
@@ -63,17 +65,23 @@ class ModelRunner:
             logger.info("layers with a window cache all keys: the KV of layers differs in shape")
         sizing = self._begin_sizing(prepared)
         self.device.start()  # only now: a mistake leaves no other process at work
-        with self.device.loading():
+        with self.device.loading(), at_start(self.device, *sizing.for_weights()):
             self.model: Decoder = load(prepared, config, self.device)
         loaded = time.perf_counter()
-        with progress.phase("running a step to measure its memory"):
+        self._accelerator = self.device if isinstance(self.device, Accelerator) else None
+        self._parts = Parts(self._accelerator) if self._accelerator else None
+        with (
+            progress.phase("running a step to measure its memory"),
+            at_start(self.device, *sizing.for_step()),
+        ):
             self.limits = self._size(sizing)
-        self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
-        self.builder = self._make_builder(self.limits.max_model_len)
-        with progress.phase("capturing steps"):
-            self.captured = self._capture()
-        with progress.phase("preparing to draw tokens"):
-            self.device.warm_up()
+        with at_start(self.device, *sizing.for_pool()):
+            self.cache = self._make_cache(self.limits.num_blocks, self.limits.num_host_blocks)
+            self.builder = self._make_builder(self.limits.max_model_len)
+            with progress.phase("capturing steps"):
+                self.captured = self._capture()
+            with progress.phase("preparing to draw tokens"):
+                self._warm_up()
         logger.info(
             "%s ready: %s, %s, KV %s, %d blocks of %d tokens = %d tokens "
             "(%.1f requests of %d); load %.2f s, sizing %.2f s",
@@ -90,24 +98,27 @@ class ModelRunner:
             self.cache.copy(plan.copies)
         if not plan.rows:
             return StepResult(plan.step, ())
-        inputs = self.builder.build(plan)
+        if self._parts:
+            return StepResult(plan.step, self._parts(self._compute, plan.rows))
+        return StepResult(plan.step, self._compute(plan.rows))
+
+    def _compute(self, rows: tuple[PlanRow, ...]) -> tuple[RowResult, ...]:
+        inputs = self.builder.build(StepPlan(0, rows))
         hidden = None
         if self.captured:
             hidden = self.captured.forward(inputs.token_ids, inputs.metas)
         if hidden is None:
             metas = self.cache.per_layer(inputs.metas)
             hidden = self.model.forward(inputs.token_ids, metas, self.cache.layers)
-        drawing = [row for row in plan.rows if row.samples]
+        drawing = [row for row in rows if row.samples]
+        if not drawing and self._accelerator:
+            # Drawing waits for the device; else the next step would change inputs under it.
+            self._accelerator.synchronize()
         drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
-        prompts = self._prompt_logprobs(plan, hidden)
-        return StepResult(
-            plan.step,
-            tuple(
-                _row_result(
-                    row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ())
-                )
-                for row in plan.rows
-            ),
+        prompts = self._prompt_logprobs(rows, hidden)
+        return tuple(
+            _row_result(row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ()))
+            for row in rows
         )
 
     def explain(self) -> dict[str, str]:
@@ -121,7 +132,32 @@ class ModelRunner:
             return None
         slots = (limits.num_blocks - 1) * limits.block_size
         most = min(config.max_num_batched_tokens, limits.max_model_len, slots)
-        return capture_steps(self.device, self.model, self.cache, self.builder, most)
+        began = time.perf_counter()
+        free = self._accelerator.memory().free if self._accelerator else 0
+        captured = capture_steps(self.device, self.model, self.cache, self.builder, most)
+        if captured and self._accelerator:
+            logger.info(
+                "graph capture: %s of up to %d tokens, %.1f s, %s",
+                counted(captured.count, "size"), captured.max_tokens, time.perf_counter() - began,
+                shown(free - self.device.memory().free),
+            )  # fmt: skip
+        return captured
+
+    def _warm_up(self) -> None:
+        """Run what is compiled when it is first launched, also by steps that are not captured."""
+        if self._accelerator:
+            slots = (self.limits.num_blocks - 1) * self.limits.block_size
+            captured, self.captured = self.captured, None
+            for plan in warm_up_steps(
+                self._accelerator.warm_up_sizes,
+                min(self.config.max_num_batched_tokens, self.limits.max_model_len, slots),
+                self.config.max_num_seqs,
+                self.limits.block_size,
+                len(self.layout.groups),
+            ):
+                self.execute(plan)
+            self.captured = captured
+        self.device.warm_up()
 
     def close(self) -> None:
         """Give the weights, the KV and what was captured back to the system. May be repeated."""
@@ -151,11 +187,11 @@ class ModelRunner:
                 yield from sample(self.device, logits, specs, owners)
 
     def _prompt_logprobs(
-        self, plan: StepPlan, hidden: torch.Tensor
+        self, rows: Sequence[PlanRow], hidden: torch.Tensor
     ) -> dict[str, tuple[TokenLogprobs, ...]]:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         begin = 0
-        for row in plan.rows:
+        for row in rows:
             end = begin + len(row.token_ids)
             if row.num_prompt_logprobs is not None and row.prompt_targets:
                 found[row.request_id] = tuple(
@@ -224,28 +260,35 @@ class ModelRunner:
             )
         return self._bare_limits(blocks + 1, window, division.terms, host)
 
+    @torch.inference_mode()
     def _step_peak(self) -> int:
-        """Memory that a full step needs, measured on a smaller step and scaled up.
+        """Memory that a full step needs: measured, or measured on a smaller step and scaled up.
 
-        Activations grow with the tokens of a step, so a quarter of a second of work is enough
-        to measure them; logits are bounded by `_LOGITS_AT_ONCE`. This is an ordinary step over
-        an artificial plan, so it also compiles and warms up what the first request needs.
+        On a CPU, where a full step takes long, activations grow with its tokens, so a quarter of a
+        second of work is enough to measure them; logits are bounded by `_LOGITS_AT_ONCE`. This is
+        an ordinary step over an artificial plan, so it also compiles what the first request needs.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
         # Rotary tables only cover the window (`models.loader`).
         window = self.config.max_model_len or self.model.spec.max_position
+        groups = len(self.layout.groups)
+        if self._accelerator:
+            plan = full_step(tokens, min(self.config.max_num_seqs, tokens), window, size, groups)
+            self._make_pool_of(len(plan.rows[0].token_ids))
+            return self.device.peak_of(lambda: self._compute(plan.rows))  # at once, or not at all
         probe = min(_PROBE_TOKENS, tokens, window)
-        blocks = -(-probe // size)
-        self.limits = self._bare_limits(blocks + 1, probe)
-        self.cache = self._make_cache(blocks + 1)
-        self.builder = self._make_builder(blocks * size)
-        table = tuple(range(1, blocks + 1))
-        spec = SampleSpec(SamplingParams(temperature=0), seed=0, index=0, position=0)
-        row = PlanRow("probe", (0,) * probe, 0, (table,) * len(self.layout.groups), (spec,))
-        plan = StepPlan(0, (row,))
+        self._make_pool_of(probe)
+        plan = prompt_step(probe, size, groups)
         peak = self.device.peak_of(lambda: self.execute(plan))
         logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
         return peak * -(-tokens // probe) + logits
+
+    def _make_pool_of(self, tokens: int) -> None:
+        """What a step of sequences of `tokens` tokens needs, for a measurement."""
+        blocks = -(-tokens // self.config.block_size)
+        self.limits = self._bare_limits(blocks + 1, tokens)
+        self.cache = self._make_cache(blocks + 1)
+        self.builder = self._make_builder(blocks * self.config.block_size)
 
     def _bare_limits(
         self,

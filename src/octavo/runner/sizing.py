@@ -167,6 +167,28 @@ class Sizing:
         bytes_ = self.needs.block_bytes
         return min(division.swap // bytes_, 4 * (division.kv // bytes_))
 
+    def for_weights(self) -> tuple[str, str]:
+        """(what memory is for, what to change) where a device has too little for it."""
+        return (
+            f"the weights of {self.config.model}",
+            "set quantization='int8' or 'int4', or choose a smaller model or a larger device",
+        )
+
+    def for_step(self) -> tuple[str, str]:
+        """As `for_weights`."""
+        tokens, seqs = self.config.max_num_batched_tokens, self.config.max_num_seqs
+        return (
+            f"a step of max_num_batched_tokens={tokens} and max_num_seqs={seqs} beside the weights",
+            f"set max_num_batched_tokens to {max(1, tokens // 2)} or less",
+        )
+
+    def for_pool(self) -> tuple[str, str]:
+        """As `for_weights`."""
+        return (
+            "the KV cache and captured steps",
+            f"set gpu_memory_utilization below {self.share}, or enforce_eager=True",
+        )
+
     @property
     def _is_modest(self) -> bool:
         return self.shares_host_memory and self.config.gpu_memory_utilization is None

@@ -80,7 +80,7 @@ class CapturedSteps:
         """runs: by the number of tokens that each was captured with, rising."""
         self._model, self._inputs, self._runs = model, inputs, runs
         self._kinds = _layer_kinds(model, cache)
-        self.max_tokens = max(runs)
+        self.max_tokens, self.count = max(runs), len(runs)
 
     def forward(self, token_ids: torch.Tensor, metas: Metas) -> torch.Tensor | None:
         """As Decoder.forward; metas: one per KV group. The result is valid until the next step.

@@ -24,6 +24,10 @@ from octavo.kernels.sampling import ReferenceSampling
 
 # Compute capability: asynchronous copies, and bfloat16 in the matrix units.
 OLDEST = (8, 0)
+# That which converts float8_e4m3fn.
+OLDEST_FP8 = (8, 9)
+# The most rows of each tile of the products, and one more; a single row has strides of its own.
+WARM_UP_SIZES = (1, 16, 64, 65)
 
 
 class _TritonDevice(ReferenceSampling):
@@ -35,14 +39,15 @@ class _TritonDevice(ReferenceSampling):
     pads_steps = True
     attention_order: Sequence[str] = ("triton", "torch")
     quantization: Sequence[str] = (INT8, INT4)
+    warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
 
     def start(self) -> None:
-        """Nothing is compiled ahead: the step that measures memory compiles what it needs."""
+        """Nothing is compiled beside the load: see `warm_up_sizes`."""
 
     def warm_up(self) -> None:
-        """See `start`."""
+        """The steps of `warm_up_sizes` have compiled everything."""
 
     def loading(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -62,18 +67,36 @@ class _TritonDevice(ReferenceSampling):
     def capture_sizes(self, max_tokens: int) -> Sequence[int]:
         return graph.capture_sizes(max_tokens, self._graph_sizes)
 
+    def copy_blocks(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        memory.copy_blocks(blocks, sources, targets)
+
+    def synchronize(self) -> None:
+        """Nothing runs beside the host."""
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        return memory.is_out_of_memory(error)
+
 
 class CudaDevice(_TritonDevice):
     """An NVIDIA GPU of compute capability 8.0 or newer."""
+
+    warm_up_sizes: Sequence[int] = WARM_UP_SIZES
 
     def __init__(self, config: EngineConfig) -> None:
         self.name = self.torch_device = config.device
         self._device = torch.device(config.device)
         _check(self._device)
+        _check_kv(self._device, config.kv_cache_dtype)
         torch.cuda.set_device(self._device)
         self._graph_sizes = config.graph_sizes
         self._graphs = graph.CudaGraphs()
         self._inputs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies = memory.BlockCopies(self._device)
 
     def default_dtype(self) -> torch.dtype:
         return torch.bfloat16
@@ -95,7 +118,7 @@ class CudaDevice(_TritonDevice):
         """Through pinned memory, without waiting for the GPU.
 
         The memory of a name is used again by the next step, which is built after the results of
-        this one were read.
+        this one were read, or after `synchronize`.
         """
         source = torch.from_numpy(np.ascontiguousarray(array))
         count = source.numel()
@@ -111,6 +134,17 @@ class CudaDevice(_TritonDevice):
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         return self._graphs.capture(run)
+
+    def copy_blocks(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        self._copies(blocks, sources, targets)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
 
 
 class InterpretDevice(_TritonDevice):
@@ -174,4 +208,18 @@ def _check(device: torch.device) -> None:
         raise ConfigError(
             f"device {device} is a {name} of compute capability {capability[0]}.{capability[1]}; "
             f"{OLDEST[0]}.{OLDEST[1]} or newer is needed (A100, RTX 30, H100 ...)"
+        )
+
+
+def _check_kv(device: torch.device, kv_dtype: str) -> None:
+    """Raise ConfigError if the GPU cannot hold the KV cache in `kv_dtype`."""
+    if not kv_dtype.startswith("fp8"):
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_FP8:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"kv_cache_dtype {kv_dtype} needs compute capability {OLDEST_FP8[0]}.{OLDEST_FP8[1]} "
+            f"or newer (L4, RTX 40, H100 ...), and {name} has {capability[0]}.{capability[1]}; "
+            "use kv_cache_dtype='int8', which takes the same memory"
         )

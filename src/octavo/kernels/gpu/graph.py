@@ -51,6 +51,8 @@ class CudaGraphs:
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 out = run()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise CaptureError(str(error).partition("\n")[0]) from error
         return _Graph(graph, out)

@@ -1,9 +1,12 @@
-"""Memory of a GPU, in the terms of `runner.memory`."""
+"""Memory of a GPU: its state in the terms of `runner.memory`, and copies of KV blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+# What cuBLAS and the driver say, which have no exception of their own.
+_NO_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,45 @@ def peak_of(device: torch.device, step: Callable[[], object]) -> int:
     step()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether `error` says that a GPU had too little memory."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def copy_blocks(
+    blocks: Sequence[tuple[int, int]],
+    sources: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+) -> None:
+    """target[b] = source[a] for each (a, b), in order, on the current stream; the host does not
+    wait where its memory is pinned."""
+    for source, target in zip(sources, targets, strict=True):
+        for one, other in blocks:
+            target[other].copy_(source[one], non_blocking=True)
+
+
+class BlockCopies:
+    """`copy_blocks` on a stream of its own, which waits for what came before on the current one;
+    what follows there waits for the copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            copy_blocks(blocks, sources, targets)
+        current.wait_stream(self._stream)

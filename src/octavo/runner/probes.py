@@ -1,0 +1,60 @@
+"""Artificial plans: steps that are run to measure memory, or to compile what serving needs.
+
+Their rows write to the same blocks, from 1 on, which must be unused.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from octavo.core.plan import PlanRow, SampleSpec, StepPlan
+from octavo.params import SamplingParams
+
+_GREEDY = SamplingParams(temperature=0)
+# One for each way in which tokens are drawn.
+_DRAWS = (
+    _GREEDY,
+    SamplingParams(temperature=1),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=0, logprobs=2),
+    SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.1),
+)
+
+
+def prompt_step(tokens: int, block_size: int, num_groups: int) -> StepPlan:
+    """A prompt of `tokens` tokens, after which the likeliest one is drawn."""
+    return StepPlan(0, (_row("probe", tokens, block_size, num_groups, _GREEDY),))
+
+
+def full_step(tokens: int, rows: int, window: int, block_size: int, num_groups: int) -> StepPlan:
+    """The largest step: `rows` rows, each of which draws, of `tokens` tokens in all, or as many as
+    fit in the window."""
+    shares = [tokens // rows + (row < tokens % rows) for row in range(rows)]
+    return StepPlan(
+        0,
+        tuple(
+            _row(f"probe {row}", min(share, window), block_size, num_groups, _DRAWS[1])
+            for row, share in enumerate(shares)
+            if share
+        ),
+    )
+
+
+def warm_up_steps(
+    sizes: Sequence[int], most_tokens: int, most_rows: int, block_size: int, num_groups: int
+) -> Iterator[StepPlan]:
+    """Steps of each size that fits: of one prompt, and of as many rows of one token."""
+    for size in sorted({min(size, most_tokens) for size in sizes}):
+        yield prompt_step(size, block_size, num_groups)
+        rows = min(size, most_rows)
+        draws = (_DRAWS[row % len(_DRAWS)] for row in range(rows))
+        yield StepPlan(
+            0, tuple(_row(f"{n}", 1, block_size, num_groups, draw) for n, draw in enumerate(draws))
+        )
+
+
+def _row(
+    name: str, tokens: int, block_size: int, num_groups: int, params: SamplingParams
+) -> PlanRow:
+    table = tuple(range(1, -(-tokens // block_size) + 1))
+    ids = (0,) * tokens
+    spec = SampleSpec(params, seed=0, index=0, position=0)
+    return PlanRow(name, ids, 0, (table,) * num_groups, (spec,))
