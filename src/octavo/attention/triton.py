@@ -30,6 +30,10 @@ _FORMS = {torch.int8: cache_kernels.INT8, torch.float8_e4m3fn: cache_kernels.FP8
 # Programs for each multiprocessor: two small tiles hide the latency of each other's loads.
 _PROGRAMS = {"split": 4, "whole": 1, "joins": 8}
 
+# int32 from the length of one list to the next, 16 bytes, since a kernel is compiled for the
+# alignment of its arguments; and of all lengths, before the lists.
+_COUNT, _HEADER = 4, 16
+
 # Floats of partial results of captured steps, 256 MiB; a step with more is not replayed.
 _MOST_PARTIALS = 2**26
 # Heads that one program rotates and stores.
@@ -155,14 +159,14 @@ class _StaticWork:
         # The split items come last, so that only those in use are copied.
         self._capacity = {"joins": tokens, "whole": tokens, "split": tokens + self._lines // group}
         sizes = [tokens * JOIN_FIELDS, tokens * ITEM_FIELDS, self._capacity["split"] * ITEM_FIELDS]
-        ends = np.cumsum([8, *sizes]).tolist()
+        ends = np.cumsum([_HEADER, *sizes]).tolist()
         self._places = dict(zip(self._capacity, ends[:-1], strict=True))
         self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
         flat = self._host.to(device)
         self._flat = flat
         self._tables = torch.zeros(tokens, meta.max_blocks, dtype=torch.int32, device=device)
         self._items = {name: flat[at:] for name, at in self._places.items()}
-        self._counts = {name: flat[i : i + 1] for i, name in enumerate(self._capacity)}
+        self._counts = {name: flat[_COUNT * i :][:1] for i, name in enumerate(self._capacity)}
         self._partials = torch.empty(self._lines * per_line, device=device)
         self._moments = torch.empty(self._lines * spec.num_kv_heads * 2, device=device)
 
@@ -174,7 +178,7 @@ class _StaticWork:
             return None
         host = self._host.numpy()
         for i, (name, part) in enumerate(parts.items()):
-            host[i] = len(part)
+            host[_COUNT * i] = len(part)
             at = self._places[name]
             host[at : at + part.size] = part.ravel()
         used = self._places["split"] + lists.split.size
@@ -316,11 +320,12 @@ class TritonAttention:
         lists = self._lists(meta, spec, dtype)
         device = meta.query_starts.device
         parts = {"split": lists.split, "whole": lists.whole, "joins": lists.joins}
-        counts = np.array([len(part) for part in parts.values()], np.int32)
-        flat = np.concatenate([counts, np.zeros(5, np.int32), *(p.ravel() for p in parts.values())])
+        counts = np.zeros(_HEADER, np.int32)
+        counts[: _COUNT * len(parts) : _COUNT] = [len(part) for part in parts.values()]
+        flat = np.concatenate([counts, *(part.ravel() for part in parts.values())])
         moved = torch.from_numpy(flat).to(device)
         items: dict[str, torch.Tensor] = {}
-        at = 8
+        at = _HEADER
         for name, part in parts.items():
             items[name] = moved[at : at + part.size]
             at += part.size
@@ -329,7 +334,7 @@ class TritonAttention:
             meta,
             meta.block_tables,
             items,
-            {name: moved[i : i + 1] for i, name in enumerate(parts)},
+            {name: moved[_COUNT * i :][:1] for i, name in enumerate(parts)},
             torch.empty(lines * spec.head_dim, dtype=torch.float32, device=device),
             torch.empty(lines * 2, dtype=torch.float32, device=device),
         )

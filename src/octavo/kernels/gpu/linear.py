@@ -186,7 +186,7 @@ def _added(
     if parts > 1:
         block = 1024
         matmul.add_parts[(-(-y.numel() // block),)](
-            y, sums, y if bias is None else bias, y.numel(), y.shape[1], PARTS=parts,
+            y, sums, y if bias is None else bias, len(y), y.shape[1], PARTS=parts,
             BLOCK=block, BIAS=bias is not None,
         )  # fmt: skip
     return y

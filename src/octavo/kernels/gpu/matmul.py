@@ -103,11 +103,10 @@ def multiply(
     _store(y, acc, bias, rows, outputs, alive[:, None] & inside[None, :], N, part, M, PARTS, BIAS)
 
 
-@triton.jit
-def add_parts(
-    y, parts, bias, size, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr
-):
-    """y [size] = the sum of parts [PARTS, size], in order, plus bias [N] of the last dimension."""
+@triton.jit(do_not_specialize=["M"])
+def add_parts(y, parts, bias, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """y [M, N] = the sum of parts [PARTS, M, N], in order, plus bias [N]. Grid: blocks of y."""
+    size = M.to(tl.int64) * N
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     total = tl.zeros([BLOCK], tl.float32)

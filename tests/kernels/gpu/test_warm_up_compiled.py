@@ -1,0 +1,121 @@
+"""What is compiled at start serves every later step: the launches of steps, specialized as Triton
+does it, without a GPU and without running a kernel."""
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime import jit
+
+import kit
+from octavo import devices
+from octavo.attention.triton import TritonAttention
+from octavo.config import EngineConfig
+from octavo.core.plan import PlanRow, SampleSpec, StepPlan
+from octavo.kernels.gpu import linear
+from octavo.kernels.gpu.device import WARM_UP_SIZES, InterpretDevice
+from octavo.params import SamplingParams
+from octavo.runner import steps
+from octavo.runner.model_runner import ModelRunner
+
+Keys = dict[tuple[str, str], list[Any]]
+
+
+class Recorded(InterpretDevice):
+    """A GPU on which kernels are launched and nothing happens."""
+
+    warm_up_sizes = WARM_UP_SIZES
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._graph_sizes = config.graph_sizes
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Keys:
+    """The keys under which Triton would look for compiled kernels."""
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    binders: dict[Any, Callable[..., Any]] = {}
+    keys: Keys = {}
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if kernel not in binders:
+            binders[kernel] = jit.create_function_from_signature(
+                kernel.signature, kernel.params, backend
+            )
+        _, specialization, rest = binders[kernel](*args, **options)
+        keys[kernel.__name__, f"{specialization} {rest}"] = [*args]
+
+    monkeypatch.setattr(jit.JITFunction, "run", run)
+    monkeypatch.setattr(steps, "_replays", lambda *_: True)
+    monkeypatch.setattr(
+        TritonAttention, "capabilities",
+        dataclasses.replace(TritonAttention.capabilities, devices=("cpu",)),
+    )  # fmt: skip
+    monkeypatch.setattr(devices, "_registered", {"recorded": Recorded})
+    return keys
+
+
+def plans(blocks: int) -> Iterator[StepPlan]:
+    """Steps of any number of rows and tokens, drawn in any way."""
+    chance = random.Random(0)
+    ways = [{"temperature": 0}, {"temperature": 1}, {"top_k": 3, "min_p": 0.1}, {"top_p": 0.5},
+            {"temperature": 0, "logprobs": 5}, {"presence_penalty": 1.0}]  # fmt: skip
+    for number, count in enumerate((1, 1, 2, 3, 7, 15, 16, 17, 33, 64)):
+        rows = []
+        for name in range(count):
+            tokens = 1 if number % 2 else chance.choice((1, 2, 5, 16, 31, 100 // count))
+            start = chance.choice((0, 1, 15, 16, 40))
+            table = tuple(chance.randrange(1, blocks) for _ in range(-(-(start + tokens) // 16)))
+            spec = SampleSpec(SamplingParams(**chance.choice(ways)), name, 0, 0)
+            samples = chance.choice(((spec,), (), (spec, _choice(spec, 1))))
+            rows.append(PlanRow(str(name), (1,) * tokens, start, (table,), samples))
+        yield StepPlan(number, tuple(rows))
+
+
+def _choice(spec: SampleSpec, index: int) -> SampleSpec:
+    return SampleSpec(spec.params, spec.seed, index, spec.position)
+
+
+def make(folder: Path, **options: Any) -> ModelRunner:
+    config = EngineConfig(
+        model=str(kit.tiny(folder)), device="recorded", dtype="float16", max_model_len=256,
+        num_gpu_blocks_override=40, load_progress=False, cuda_graph_sizes="1,2,8", **options,
+    )  # fmt: skip
+    return ModelRunner(config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"quantization": "int4"}, {"quantization": "int8", "kv_cache_dtype": "int8"},
+     {"deterministic": True, "enforce_eager": True}],
+    ids=["plain", "int4", "int8", "deterministic"],
+)  # fmt: skip
+def test_nothing_is_compiled_while_serving(
+    tmp_path: Path, launched: Keys, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(linear, "parts_of", lambda outputs, inputs: 2)
+    runner = make(tmp_path, **options)
+    ready = dict(launched)
+    once = Counter(name for name, _ in ready)
+    assert (once["attend"], once["join"], once["rotate_and_write"]) == (2, 1, 1)
+    for plan in plans(40):
+        runner.execute(plan)
+    assert not {key: args for key, args in launched.items() if key not in ready}
+
+
+def test_without_a_warm_up_kernels_would_be_compiled_while_serving(
+    tmp_path: Path, launched: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the test above can fail."""
+    monkeypatch.setattr(Recorded, "warm_up_sizes", ())
+    runner = make(tmp_path, quantization="int4")
+    ready = dict(launched)
+    for plan in plans(40):
+        runner.execute(plan)
+    assert {name for name, _ in launched.keys() - ready.keys()} >= {"multiply_codes"}
