@@ -1,5 +1,6 @@
 """`octavo run-batch` over an engine that does what prompts say: answers, bad lines, resuming."""
 
+import errno
 import json
 import os
 import signal
@@ -126,6 +127,52 @@ def test_overwrite_begins_anew(run: Run, tmp_path: Path) -> None:
     assert [line["custom_id"] for line in answers(tmp_path)] == ["a"]
 
 
+def test_an_input_that_changed_is_answered_too(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(completion("a"), completion("b")) == 0
+    assert run(completion("c"), completion("b")) == 0
+    assert sorted(line["custom_id"] for line in answers(tmp_path)) == ["a", "b", "c"]
+    assert "1 answered now, 1 were there already" in capsys.readouterr().err
+
+
+def test_a_line_longer_than_any_request_is_one_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_batch, "_MAX_LINE", 1 << 20)
+    long = completion("a", "x" * (5 << 20))
+    for _ in range(2):  # the second run finds all answered
+        assert run(long, "{", completion("b")) == 1
+        errors = [line["error"] for line in answers(tmp_path)]
+        assert [error and error["message"][:20] for error in errors] == [
+            "line 1: longer than ", "line 2: not JSON: Ex", None
+        ]  # fmt: skip
+
+
+def test_a_full_disk_keeps_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if len(data) < 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data[: len(data) - 4])
+
+    with run_batch._output(tmp_path / "out") as out:
+        run_batch.append(out, b"whole\n")
+        monkeypatch.setattr(os, "write", write)
+        with pytest.raises(ConfigError, match="No space left on device; its answers are kept"):
+            run_batch.append(out, b"does not fit\n")
+    assert (tmp_path / "out").read_bytes() == b"whole\n"
+
+
+@pytest.mark.parametrize("flag", ["-i", "-o"])
+def test_files_that_cannot_be_read_again_are_refused(run: Run, tmp_path: Path, flag: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path)):
+        with pytest.raises(ConfigError, match="is no regular file"):
+            run(completion("a"), flags=(flag, name))
+
+
 def test_an_engine_that_dies_costs_no_answer(run: Run, tmp_path: Path) -> None:
     with pytest.raises(OctavoError, match="engine"):
         run(completion("a"), completion("b", "!kill"), flags=("--max-num-seqs", "1"))
@@ -140,6 +187,7 @@ def test_an_engine_that_dies_costs_no_answer(run: Run, tmp_path: Path) -> None:
         (["-i", "missing.jsonl", "-o", "out"], "--input-file missing.jsonl cannot be read"),
         (["-i", "in", "-o", "nowhere/out"], "--output-file nowhere/out cannot be written"),
         (["-i", "in", "-o", "in", "--overwrite"], "--output-file is the input file"),
+        (["-i", "in", "-o", "kept", "--overwrite", "--scheduler", "no:No"], "no:No"),
         (["-i", "in", "-o", "out", "--scheduler", "adaptiv"], "unknown scheduler"),
         (["-i", "in", "-o", "out", "--chat-template", "x.jinja"], "x.jinja"),
     ],
@@ -150,12 +198,14 @@ def test_a_mistake_is_told_before_an_engine_starts(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in", completion("a"))
+    (tmp_path / "kept").write_text("answers\n")
     monkeypatch.setattr("octavo.server.batch.batch_engine", None)
     assert main(["run-batch", *argv]) == 1
     error = capsys.readouterr().err
     assert word in error
     assert error.count("\n") == 1
     assert (tmp_path / "in").read_bytes().count(b"\n") == 1
+    assert (tmp_path / "kept").read_bytes() == b"answers\n"
 
 
 def test_two_runs_never_write_to_one_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from octavo import progress
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
@@ -58,15 +58,15 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
     with _input(source) as lines, _output(Path(args.output_file).expanduser()) as out:
         if os.path.samestat(os.fstat(lines.fileno()), os.fstat(out.fileno())):
             raise ConfigError("--output-file is the input file; name another one")
-        if args.overwrite:
-            out.truncate(0)
-        done = Done.read(out)
+        done = Done() if args.overwrite else Done.read(out)
         # Imported late: a wrong file is told without the web framework.
         from octavo.engine.preflight import check_options
         from octavo.server.batch import batch_engine
 
         check_options(config)
-        batch = Batch(lines, out, done, _count(source))
+        if args.overwrite:  # not before all that can be wrong was found right
+            out.truncate(0)
+        batch = Batch(lines, out, done, survey(source, done))
         if batch.all_done():
             return batch.summary()
         names = tuple(args.served_model_name)
@@ -124,24 +124,62 @@ class Done:
         else:
             self.ids.add(digest(name))
 
-    def __len__(self) -> int:
-        return len(self.ids) + len(self.lines)
+
+class Survey(NamedTuple):
+    """total: lines with text; missing: those among them without an answer."""
+
+    total: int
+    missing: int
+
+
+class Selection:
+    """Which lines of the input have no answer yet."""
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+        self._seen: set[bytes] = set()  # ids so far, to find one that is given twice
+
+    def add(self, number: int, line: bytes) -> "New | None":
+        """The next line; None where it has its answer, or no text."""
+        from octavo.server.batch import custom_id_of
+
+        if not line.strip():
+            return None
+        long = len(line) > _MAX_LINE
+        name = None if long else custom_id_of(line)
+        repeated = name is not None and digest(name) in self._seen
+        if name is None or repeated:
+            if number in self._done.lines:
+                return None
+            if repeated:
+                return New(number, line, f"custom_id {str(name)[:100]!r} is given twice")
+            return New(number, line, f"longer than {_MAX_LINE >> 20} MiB" if long else None)
+        self._seen.add(digest(name))
+        return None if digest(name) in self._done.ids else New(number, line, None)
+
+
+class New(NamedTuple):
+    """A line without an answer. error: why it cannot be sent, where that is known already."""
+
+    number: int
+    line: bytes
+    error: str | None
 
 
 class Batch:
     """One run over a file.
 
-    lines: the input; out: the output, at its end; total: how many lines have text.
+    lines: the input; out: the output, only appended to; found: of the input.
     """
 
-    def __init__(self, lines: IO[bytes], out: IO[bytes], done: Done, total: int) -> None:
-        self._lines, self._out, self._done, self._total = lines, out, done, total
-        self._before, self._failed_before = len(done), done.failed
+    def __init__(self, lines: IO[bytes], out: IO[bytes], done: Done, found: Survey) -> None:
+        self._lines, self._out, self._done = lines, out, done
+        self._total, self._missing = found
+        self._before, self._failed_before = found.total - found.missing, done.failed
         self._answered = self._failed = self._tokens = 0
-        self._seen: set[bytes] = set()  # ids of this run, to find one that is given twice
 
     def all_done(self) -> bool:
-        return self._total <= self._before
+        return not self._missing
 
     async def run(self, engine: "BatchEngine", most: int) -> int:
         """Answer what is not answered, `most` requests at a time. Returns the exit code."""
@@ -178,26 +216,16 @@ class Batch:
         return left
 
     async def _new_lines(self) -> AsyncIterator[tuple[int, bytes]]:
-        from octavo.server.batch import custom_id_of, error_line
+        from octavo.server.batch import error_line
 
-        number = 0
-        while line := await asyncio.to_thread(self._lines.readline, _MAX_LINE):
+        selection, number = Selection(self._done), 0
+        while line := await asyncio.to_thread(read_line, self._lines):
             number += 1
-            if not line.strip():
+            if (new := selection.add(number, line)) is None:
                 continue
-            name = custom_id_of(line)
-            if name is None:
-                if number not in self._done.lines:
-                    yield number, line
-                continue
-            key = digest(name)
-            if key in self._seen:
-                if number not in self._done.lines:
-                    text = f"custom_id {name[:100]!r} is given twice"
-                    self._write(error_line(None, number, text))
-                continue
-            self._seen.add(key)
-            if key not in self._done.ids:
+            if new.error is not None:
+                self._write(error_line(None, number, new.error))
+            else:
                 yield number, line
 
     async def _answer(self, engine: "BatchEngine", number: int, line: bytes) -> None:
@@ -211,9 +239,8 @@ class Batch:
             self._write(await engine.answer(request))
 
     def _write(self, reply: dict[str, Any]) -> None:
-        """One line in one write, so that only the last one can be cut."""
-        self._out.write(json.dumps(reply, allow_nan=False).encode() + b"\n")
-        self._out.flush()
+        """One line at once, so that only the last one can be cut. Raises ConfigError."""
+        append(self._out, json.dumps(reply, allow_nan=False).encode() + b"\n")
         self._answered += 1
         self._failed += reply["error"] is not None
         usage = ((reply["response"] or {}).get("body") or {}).get("usage") or {}
@@ -261,33 +288,63 @@ def digest(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
-def _count(path: Path) -> int:
-    """Lines with text."""
+def survey(path: Path, done: Done) -> Survey:
+    """How much there is to do; the input may have changed since the output was begun."""
+    selection, total, missing, number = Selection(done), 0, 0, 0
     with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+        while line := read_line(file):
+            number += 1
+            total += bool(line.strip())
+            missing += selection.add(number, line) is not None
+    return Survey(total, missing)
+
+
+def read_line(file: IO[bytes]) -> bytes:
+    """The next line; of one that is longer than any request, the first bytes."""
+    line = file.readline(_MAX_LINE + 1)
+    rest = line
+    while len(rest) > _MAX_LINE and not rest.endswith(b"\n"):
+        rest = file.readline(_MAX_LINE + 1)
+    return line
+
+
+def append(out: IO[bytes], line: bytes) -> None:
+    """Raises ConfigError where the file takes no more; what it has stays whole."""
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(out.fileno(), line[written:])
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            out.truncate(os.fstat(out.fileno()).st_size - written)
+        raise ConfigError(
+            f"--output-file {out.name} cannot be written: {error.strerror}; its answers are kept, "
+            "and the same command goes on where it ended"
+        ) from None
 
 
 @contextlib.contextmanager
 def _input(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        file = path.open("rb")
-        file.peek(1)
-    except OSError as error:
-        raise ConfigError(f"--input-file {path} cannot be read: {error.strerror}") from None
-    with file:
+    with _opened("--input-file", path, "rb", "read") as file:
         yield file
 
 
 @contextlib.contextmanager
 def _output(path: Path) -> Iterator[IO[bytes]]:
     """The output, which this process alone may write to while it is open."""
-    try:
-        file = path.open("a+b")
-    except OSError as error:
-        raise ConfigError(f"--output-file {path} cannot be written: {error.strerror}") from None
-    with file:
+    with _opened("--output-file", path, "a+b", "written") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"--output-file {path}: another run-batch writes to it") from None
         yield file
+
+
+def _opened(flag: str, path: Path, mode: str, verb: str) -> IO[bytes]:
+    """Raises ConfigError. A pipe or a device cannot be read twice, which resuming needs."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{flag} {path} is no regular file; name one that can be read again")
+        return path.open(mode)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be {verb}: {error.strerror}") from None
