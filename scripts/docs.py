@@ -229,7 +229,7 @@ def _vllm_table(kind: Kind) -> list[str]:
 
 def _vllm_name(entry: Entry) -> str:
     """A name, and the values that are taken, where that is not obvious."""
-    values = [v for v in entry.taken if v is not None]
+    values = [v for v in entry.neutral if v is not None]
     if entry.status is Status.NO_EFFECT and not entry.any_value:
         return f"`{entry.name}` ({', '.join(f'`{value!r}`' for value in values)})"
     return f"`{entry.name}`"

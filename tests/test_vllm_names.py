@@ -68,7 +68,7 @@ def test_no_name_is_there_twice_and_each_refusal_has_a_reason() -> None:
             assert entry.reason, entry
         if entry.status is Status.NO_EFFECT:
             assert entry.note, entry
-            assert entry.any_value or entry.taken, entry
+            assert entry.any_value or entry.neutral, entry
         if entry.status is Status.RENAMED:
             assert entry.ours, entry
 
@@ -85,7 +85,7 @@ def test_supported_options_are_fields() -> None:
 @pytest.mark.parametrize("entry", of(Kind.ENGINE, Status.NO_EFFECT, Status.REFUSED), ids=named)
 def test_an_option_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
     assert entry.name not in {item.name for item in fields(EngineConfig)}
-    for value in (None, *entry.taken):
+    for value in (None, *entry.neutral):
         assert EngineConfig.from_options({entry.name: value}) == EngineConfig()
     if entry.any_value:
         assert EngineConfig.from_options({entry.name: ODD}) == EngineConfig()
@@ -99,7 +99,7 @@ def test_an_option_without_effect_is_taken_and_another_value_refused(entry: Entr
 
 def test_values_that_mean_the_default_leave_it() -> None:
     for entry in of(Kind.ENGINE, Status.SUPPORTED, Status.RENAMED):
-        for value in entry.taken:
+        for value in entry.neutral:
             assert EngineConfig.from_options({entry.name: value}) == EngineConfig()
 
 
@@ -186,7 +186,7 @@ def test_a_flag_without_effect_is_taken_and_another_value_refused(
     parser: Parser, entry: Entry
 ) -> None:
     flag = flag_name(entry.name)
-    for value in entry.taken:
+    for value in entry.neutral:
         if isinstance(value, bool):
             words = [flag if value else f"--no-{flag[2:]}"]
         else:
@@ -195,9 +195,9 @@ def test_a_flag_without_effect_is_taken_and_another_value_refused(
     if entry.any_value:
         return
     if entry.form is vllm_names.Form.FLAG:
-        if True in entry.taken and False in entry.taken:
+        if True in entry.neutral and False in entry.neutral:
             return
-        words = [f"--no-{flag[2:]}" if True in entry.taken else flag]
+        words = [f"--no-{flag[2:]}" if True in entry.neutral else flag]
     else:
         words = [flag, ODD]
     with pytest.raises(ConfigError) as caught:
@@ -267,7 +267,7 @@ def test_supported_sampling_parameters_are_fields() -> None:
 
 @pytest.mark.parametrize("entry", of(Kind.SAMPLING, Status.NO_EFFECT, Status.REFUSED), ids=named)
 def test_a_parameter_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
-    for value in (None, *entry.taken):
+    for value in (None, *entry.neutral):
         assert SamplingParams(**{entry.name: value}) == SamplingParams()
     if entry.any_value:
         return
@@ -291,7 +291,7 @@ def test_supported_request_fields_are_fields() -> None:
 def test_a_field_without_effect_is_taken_and_another_value_refused(entry: Entry) -> None:
     message = {"role": "user", "content": "a"}
     for kind, body in ((CompletionBody, {"prompt": "a"}), (ChatBody, {"messages": [message]})):
-        for value in (None, *entry.taken):
+        for value in (None, *entry.neutral):
             assert parse(json.dumps({**body, entry.name: value}).encode(), kind)
         if entry.any_value:
             continue
@@ -390,7 +390,7 @@ def test_methods_of_async_llm_are_there_or_say_why_not() -> None:
 def test_arguments_without_effect_are_taken_and_others_refused(llm: LLM) -> None:
     params = SamplingParams(max_tokens=1)
     for entry in of(Kind.ARGUMENT, Status.NO_EFFECT, Status.REFUSED):
-        for value in (None, *entry.taken):
+        for value in (None, *entry.neutral):
             assert llm.generate("a", params, use_tqdm=False, **{entry.name: value})
             assert llm.reset_prefix_cache(**{entry.name: value})
         with pytest.raises(RequestError) as caught:
@@ -408,7 +408,7 @@ def test_arguments_without_effect_are_taken_and_others_refused(llm: LLM) -> None
 def test_keys_of_a_prompt(llm: LLM) -> None:
     params = SamplingParams(max_tokens=1)
     for entry in of(Kind.PROMPT, Status.REFUSED):
-        for value in (None, *entry.taken):
+        for value in (None, *entry.neutral):
             assert llm.generate({"prompt": "a", entry.name: value}, params, use_tqdm=False)
         with pytest.raises(RequestError) as caught:
             llm.generate({"prompt": "a", entry.name: ODD}, params)

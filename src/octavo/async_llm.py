@@ -120,7 +120,7 @@ class AsyncLLM:
         outputs that it missed as one. Leaving the loop, or cancelling the task, aborts the request
         and frees its memory. `request_id` must differ from those in flight; None makes one.
         Raises RequestError naming the problem, EngineError when the engine fails.
-        `vllm_arguments`: those of vLLM's that ask for nothing, such as `lora_request=None`.
+        `vllm_arguments`: vLLM's others, with neutral values such as `lora_request=None`.
         """
         check_arguments("generate", vllm_arguments)
         self._check_usable()

@@ -3,7 +3,7 @@
 Every field of `EngineConfig` is a keyword of `LLM(...)` and a flag of `octavo serve`
 (`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are
 generated from the fields, so the two cannot diverge. vLLM's other options are looked up in
-`vllm_names`: taken where they ask for nothing, refused with a reason otherwise. `with_` makes a
+`vllm_names`: accepted with a neutral value, refused with a reason otherwise. `with_` makes a
 changed copy; nothing is modified in place. What depends on the model (its window, the KV budget)
 is derived by the runner, which reports it in `core.plan.RunnerLimits`.
 """
@@ -233,7 +233,7 @@ def _kinds(item: "Field[Any]") -> tuple[tuple[type, ...], tuple[str, ...], bool]
 def in_our_names(
     cls: type, options: Mapping[str, Any], kinds: tuple[Kind, ...] = (Kind.ENGINE,)
 ) -> dict[str, Any]:
-    """`options` as fields of `cls`: vLLM's names are replaced, and what asks for nothing left out.
+    """`options` as fields of `cls`: vLLM's names are replaced, and neutral values left out.
 
     kinds: of which of vLLM's names they may be. Raises ConfigError for any other name, and for
     what is asked for and not supported, saying why.
@@ -249,10 +249,10 @@ def in_our_names(
         if entry is not None:
             _note(entry, value)
             if name not in known and entry.status in (Status.NO_EFFECT, Status.REFUSED):
-                if not entry.asks_for_nothing(value):
+                if not entry.is_neutral(value):
                     raise ConfigError(f"{name}={shown(value)}: {entry.refusal()}")
                 continue
-            if entry.asks_for_nothing(value):
+            if entry.is_neutral(value):
                 continue
             value = _meant(entry, value)
         field_name = entry.ours if entry is not None and entry.ours else name
@@ -402,7 +402,7 @@ def _form(item: "Field[Any]") -> dict[str, Any]:
 def _converter(item: "Field[Any]") -> Callable[[str], Any]:
     """Reads a flag's value as the field, or a spelling that vLLM has for one."""
     entry = vllm_names.find(Kind.ENGINE, item.name)
-    theirs = [value for value, _ in entry.meaning] + list(entry.taken) if entry else []
+    theirs = [value for value, _ in entry.meaning] + list(entry.neutral) if entry else []
 
     def convert(text: str) -> Any:
         for value in theirs:

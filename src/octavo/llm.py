@@ -138,7 +138,7 @@ class LLM:
         None takes the model's own defaults. `priority` (lower is earlier) and `deadline` (seconds
         from now) are for schedulers that support them. Every prompt is checked before any is
         computed. Raises RequestError (RequestTypeError for a wrong type) naming the problem.
-        `vllm_arguments`: those of vLLM's that ask for nothing, such as `lora_request=None`.
+        `vllm_arguments`: vLLM's others, with neutral values such as `lora_request=None`.
         """
         check_arguments("generate", vllm_arguments)
         requests = self._admit(

@@ -33,7 +33,7 @@ KindT = TypeVar("KindT", bound=type)
 
 
 def _takes_vllm_names(kind: KindT) -> KindT:
-    """Decorates a dataclass: vLLM's other names are taken where they ask for nothing."""
+    """Decorates a dataclass: vLLM's other names are accepted with neutral values."""
     known = {item.name for item in fields(kind)}
     initialize = kind.__init__  # type: ignore[misc]
 
@@ -49,7 +49,7 @@ def _takes_vllm_names(kind: KindT) -> KindT:
 
 def _ours(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     """The known options. Raises RequestTypeError for an unknown one, RequestError for one of
-    vLLM's that asks for what there is not."""
+    vLLM's with a value that is not supported."""
     for name, value in options.items():
         if name in known:
             continue
@@ -59,7 +59,7 @@ def _ours(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
                 f"unknown sampling parameter {name!r}{nearest(name, known)}", name
             )
         repeats_n = name == "best_of" and same(value, options.get("n", 1))
-        if not repeats_n and not entry.asks_for_nothing(value):
+        if not repeats_n and not entry.is_neutral(value):
             raise RequestError(f"{name} is not supported: {entry.refusal()}", name)
     return {name: value for name, value in options.items() if name in known}
 

@@ -1,9 +1,10 @@
 """vLLM's names, and what each is in Octavo: one table of options, fields, methods and imports.
 
 An entry has one of four states. SUPPORTED: the same name and meaning. RENAMED: the same meaning
-under our name, and vLLM's is taken. NO_EFFECT: the values listed ask for what Octavo does anyway.
-REFUSED: only the value that asks for nothing (vLLM's default) is taken. Whatever is not taken is an
-error that says why, and what to use. `docs/from-vllm.md` is made from this table.
+under our name, and vLLM's is accepted. NO_EFFECT: its neutral values ask for what Octavo does
+anyway. REFUSED: the feature is missing; its neutral value is vLLM's default, which leaves it off.
+A neutral value is accepted and changes nothing; any other is an error that says why, and what to
+use. `docs/from-vllm.md` is made from this table.
 
 Not here: reading or checking the values of supported names; their owners do that.
 """
@@ -51,9 +52,9 @@ class Entry(NamedTuple):
     """One name.
 
     ours: the name here, if it is another. meaning: vLLM's value -> ours, of supported and renamed
-    names. taken: values that ask for nothing (None always does, of names that are not
-    supported); any_value: all do. note: why nothing is asked for, or what a value means here.
-    reason, use: why other values are refused, and what to use.
+    names. neutral: values that change nothing (None is one too, of names that are not supported);
+    any_value: all are. note: why they change nothing, or what a value means here. reason, use: why
+    other values are refused, and what to use.
     """
 
     kind: Kind
@@ -61,14 +62,15 @@ class Entry(NamedTuple):
     status: Status
     ours: str = ""
     meaning: tuple[tuple[object, object], ...] = ()
-    taken: tuple[object, ...] = ()
+    neutral: tuple[object, ...] = ()
     any_value: bool = False
     note: str = ""
     reason: str = ""
     use: str = ""
 
-    def asks_for_nothing(self, value: object) -> bool:
-        if self.any_value or any(same(value, item) for item in self.taken):
+    def is_neutral(self, value: object) -> bool:
+        """Whether `value` may be given and changes nothing."""
+        if self.any_value or any(same(value, item) for item in self.neutral):
             return True
         return value is None and self.status in (Status.NO_EFFECT, Status.REFUSED)
 
@@ -78,8 +80,8 @@ class Entry(NamedTuple):
 
     @property
     def form(self) -> Form:
-        first = self.taken[0] if self.taken else None
-        if isinstance(first, bool) or (self.any_value and not self.taken):
+        first = self.neutral[0] if self.neutral else None
+        if isinstance(first, bool) or (self.any_value and not self.neutral):
             return Form.FLAG
         return Form.LIST if isinstance(first, list) else Form.VALUE
 
@@ -160,34 +162,34 @@ def _supported(kind: Kind, names: str) -> list[Entry]:
     return [Entry(kind, name, Status.SUPPORTED) for name in names.split()]
 
 
-def _neutral(value: Any) -> tuple[object, ...]:
+def _values(value: Any) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
-def _idle(kind: Kind, note: str, **taken: Any) -> list[Entry]:
-    """Names whose values, one or a tuple, ask for what is done anyway; others are refused."""
+def _no_effect(kind: Kind, note: str, **neutral: Any) -> list[Entry]:
+    """Names with their neutral values (one, or a tuple of several); others are refused."""
     return [
         Entry(
             kind,
             name,
             Status.NO_EFFECT,
-            taken=_neutral(value),
+            neutral=_values(value),
             note=note,
-            reason=f"only {_listed(_neutral(value))} is supported: {note}",
+            reason=f"only {_listed(_values(value))} is supported: {note}",
         )
-        for name, value in taken.items()
+        for name, value in neutral.items()
     ]
 
 
-def _ignored(kind: Kind, note: str, names: str) -> list[Entry]:
-    """Names whose values all ask for nothing."""
+def _any_value(kind: Kind, note: str, names: str) -> list[Entry]:
+    """Names of which every value is neutral."""
     return [Entry(kind, n, Status.NO_EFFECT, any_value=True, note=note) for n in names.split()]
 
 
 def _refused(kind: Kind, why: Why, **neutral: Any) -> list[Entry]:
-    """Names of which only the given value (one, or a tuple of several) asks for nothing."""
+    """Names of missing features, with their neutral values (one, or a tuple of several)."""
     return [
-        Entry(kind, name, Status.REFUSED, taken=_neutral(value), reason=why.reason, use=why.use)
+        Entry(kind, name, Status.REFUSED, neutral=_values(value), reason=why.reason, use=why.use)
         for name, value in neutral.items()
     ]
 
@@ -205,9 +207,9 @@ _ENGINE = [
     *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
         gpu_memory_utilization kv_cache_memory_bytes enforce_eager num_gpu_blocks_override
         swap_space chat_template preemption_mode"""),
-    *[Entry(E, name, Status.SUPPORTED, taken=(None,)) for name in
+    *[Entry(E, name, Status.SUPPORTED, neutral=(None,)) for name in
       ("block_size", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs")],
-    Entry(E, "max_model_len", Status.SUPPORTED, taken=(-1, "auto"),
+    Entry(E, "max_model_len", Status.SUPPORTED, neutral=(-1, "auto"),
           note="-1 and 'auto' are the default: the model's window, or what fits in memory"),
     Entry(E, "generation_config", Status.SUPPORTED, meaning=(("vllm", "octavo"),),
           note="'vllm' is 'octavo' here: the built-in defaults"),
@@ -221,38 +223,38 @@ _ENGINE = [
                "'int4' quantize any model"),
     Entry(E, "device", Status.SUPPORTED,
           note="'auto', 'cpu', 'cuda', 'cuda:1'"),
-    Entry(E, "scheduling_policy", Status.RENAMED, "scheduler", taken=("fcfs",),
+    Entry(E, "scheduling_policy", Status.RENAMED, "scheduler", neutral=("fcfs",),
           note="'fcfs' is the default, 'priority' the policy of that name"),
     Entry(E, "attention_backend", Status.RENAMED, "attention_impl"),
     Entry(E, "device_memory_utilization", Status.RENAMED, "gpu_memory_utilization"),
     Entry(E, "use_tqdm_on_load", Status.RENAMED, "load_progress"),
     # Asked for in many scripts, and done anyway.
-    *_idle(E, "prompts are always computed in chunks", enable_chunked_prefill=True),
-    *_idle(E, "no code of a checkpoint is ever run, so that nothing has to be trusted",
-           trust_remote_code=(True, False)),
-    *_idle(E, "the tokenizers library reads every tokenizer", tokenizer_mode=("auto", "hf")),
-    *_idle(E, "the files themselves say what they are", load_format=("auto", "hf"),
-           config_format=("auto", "hf")),
-    *_idle(E, "there is one implementation of each architecture", model_impl=("auto", "vllm")),
-    *_idle(E, "text is generated, and nothing else", runner=("auto", "generate"),
-           convert=("auto", "none"), task=("auto", "generate")),
-    *_idle(E, "the engine is one process", distributed_executor_backend=("mp", "uni"),
-           data_parallel_backend="mp", worker_cls="auto"),
-    *_idle(E, "steps are captured at every level; enforce_eager turns that off",
-           optimization_level=(2, 1, 3)),
-    *_idle(E, "the next step is prepared while one is computed", async_scheduling=True),
-    *_idle(E, "a request may ask for up to 20", max_logprobs=20),
-    *_idle(E, "log-probabilities are taken before penalties and temperature",
-           logprobs_mode="raw_logprobs"),
-    *_ignored(E, "statistics cost nothing and are always kept (llm.engine.stats)",
-              "disable_log_stats"),
-    *_ignored(E, "one process has nothing to reduce or to gather",
-              "disable_custom_all_reduce disable_nccl_for_dp_synchronization"),
-    *_ignored(E, "there is no cascade attention", "disable_cascade_attn"),
-    *_idle(E, "requests are not logged unless log_requests is set", disable_log_requests=True),
-    *_ignored(E, "there is one block manager, and one way to handle outputs",
-              "use_v2_block_manager disable_async_output_proc disable_frontend_multiprocessing"),
-    # vLLM's defaults are taken; other values are refused.
+    *_no_effect(E, "prompts are always computed in chunks", enable_chunked_prefill=True),
+    *_no_effect(E, "no code of a checkpoint is ever run, so that nothing has to be trusted",
+                trust_remote_code=(True, False)),
+    *_no_effect(E, "the tokenizers library reads every tokenizer", tokenizer_mode=("auto", "hf")),
+    *_no_effect(E, "the files themselves say what they are", load_format=("auto", "hf"),
+                config_format=("auto", "hf")),
+    *_no_effect(E, "there is one implementation of each architecture", model_impl=("auto", "vllm")),
+    *_no_effect(E, "text is generated, and nothing else", runner=("auto", "generate"),
+                convert=("auto", "none"), task=("auto", "generate")),
+    *_no_effect(E, "the engine is one process", distributed_executor_backend=("mp", "uni"),
+                data_parallel_backend="mp", worker_cls="auto"),
+    *_no_effect(E, "steps are captured at every level; enforce_eager turns that off",
+                optimization_level=(2, 1, 3)),
+    *_no_effect(E, "the next step is prepared while one is computed", async_scheduling=True),
+    *_no_effect(E, "a request may ask for up to 20", max_logprobs=20),
+    *_no_effect(E, "log-probabilities are taken before penalties and temperature",
+                logprobs_mode="raw_logprobs"),
+    *_any_value(E, "statistics cost nothing and are always kept (llm.engine.stats)",
+                "disable_log_stats"),
+    *_any_value(E, "one process has nothing to reduce or to gather",
+                "disable_custom_all_reduce disable_nccl_for_dp_synchronization"),
+    *_any_value(E, "there is no cascade attention", "disable_cascade_attn"),
+    *_no_effect(E, "requests are not logged unless log_requests is set", disable_log_requests=True),
+    *_any_value(E, "there is one block manager, and one way to handle outputs",
+                "use_v2_block_manager disable_async_output_proc disable_frontend_multiprocessing"),
+    # vLLM's defaults are accepted; other values are refused.
     *_refused(E, _LORA, enable_lora=False, max_loras=1, max_lora_rank=16, default_mm_loras=None,
               fully_sharded_loras=False, max_cpu_loras=None, lora_dtype="auto",
               lora_target_modules=[], enable_tower_connector_lora=False,
@@ -272,8 +274,8 @@ _ENGINE = [
               video_pruning_rate=None, video_pruning_method="evs", mm_tensor_ipc="direct_rpc",
               mm_processor_device="auto", mm_ipc_gpu_memory_gb=0, mm_device_do_normalize=True,
               enable_mm_processor_stats=False, io_processor_plugin=None, renderer_num_workers=1),
-    *_ignored(E, "only text is processed", "language_model_only skip_mm_profiling "
-              "disable_chunked_mm_input disable_mm_preprocessor_cache"),
+    *_any_value(E, "only text is processed", "language_model_only skip_mm_profiling "
+                "disable_chunked_mm_input disable_mm_preprocessor_cache"),
     *_refused(E, _POOLING, pooler_config=None),
     *_refused(E, _GRAMMAR, structured_outputs_config={}, guided_decoding_backend="auto",
               aux_output_config={}),
@@ -396,15 +398,15 @@ _SERVER = [
         ssl_ca_certs ssl_cert_reqs log_level uvicorn_log_level disable_log_stats"""),
     Entry(V, "shutdown_timeout", Status.RENAMED, "drain_timeout"),
     Entry(V, "enable_log_requests", Status.RENAMED, "log_requests"),
-    *_ignored(V, "there is no log of accesses beside the one of requests",
-              "disable_uvicorn_access_log"),
-    *_idle(V, "usage always has prompt_tokens_details.cached_tokens",
-           enable_prompt_tokens_details=(False, True)),
-    *_idle(V, "every answer has the header X-Request-Id",
-           enable_request_id_headers=(False, True)),
-    *_idle(V, "text parts of a message are joined",
-           chat_template_content_format=("auto", "string")),
-    *_idle(V, "the assistant answers", response_role="assistant"),
+    *_any_value(V, "there is no log of accesses beside the one of requests",
+                "disable_uvicorn_access_log"),
+    *_no_effect(V, "usage always has prompt_tokens_details.cached_tokens",
+                enable_prompt_tokens_details=(False, True)),
+    *_no_effect(V, "every answer has the header X-Request-Id",
+                enable_request_id_headers=(False, True)),
+    *_no_effect(V, "text parts of a message are joined",
+                chat_template_content_format=("auto", "string")),
+    *_no_effect(V, "the assistant answers", response_role="assistant"),
     *_refused(V, _LORA, lora_modules=[]),
     *_refused(V, _TOOLS, enable_auto_tool_choice=False, tool_call_parser=None,
               tool_parser_plugin="", exclude_tools_when_tool_choice_none=False, tool_server=None,
@@ -425,8 +427,8 @@ _SERVER = [
               enable_force_include_usage=False),
     *_refused(V, Why("the log and /metrics have the times of requests", "read them there"),
               enable_per_request_metrics=False),
-    *_idle(V, "GET /load always answers", enable_server_load_tracking=(False, True)),
-    *_idle(V, "/docs loads nothing from elsewhere", enable_offline_docs=(False, True)),
+    *_no_effect(V, "GET /load always answers", enable_server_load_tracking=(False, True)),
+    *_no_effect(V, "/docs loads nothing from elsewhere", enable_offline_docs=(False, True)),
     *_refused(V, Why("streams are sent token by token, and nothing between them", "leave it out"),
               sse_keep_alive_interval=0),
     *_refused(V, Why("/tokenize and /detokenize are there, and no more", "leave it out"),
@@ -455,9 +457,9 @@ _SAMPLING = [
         top_k min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs
         prompt_logprobs detokenize skip_special_tokens include_stop_str_in_output output_kind
         logit_bias allowed_token_ids bad_words"""),
-    *_idle(S, "special tokens are written as they are spelled, without spaces of their own",
-           spaces_between_special_tokens=(True,)),
-    *_ignored(S, "a value is frozen, so that it is never copied", "skip_clone"),
+    *_no_effect(S, "special tokens are written as they are spelled, without spaces of their own",
+                spaces_between_special_tokens=(True,)),
+    *_any_value(S, "a value is frozen, so that it is never copied", "skip_clone"),
     *_refused(S, Why("n is the number of answers, and none is left out", "use n"), best_of=1),
     *_refused(S, _GRAMMAR, structured_outputs=None, guided_decoding=None),
     *_refused(S, _PROCESSORS, logits_processors=[], extra_args={}),
@@ -484,11 +486,11 @@ _REQUEST = [
         request_id cache_salt return_token_ids return_tokens_as_token_ids echo add_special_tokens
         add_generation_prompt continue_final_message chat_template_kwargs tokens
         return_token_strs"""),
-    *_ignored(R, "bookkeeping of the caller's", "user"),
-    *_idle(R, "special tokens are written as they are spelled, as fast tokenizers do either way",
-           spaces_between_special_tokens=(True, False)),
-    *_idle(R, "there are no tools to choose among", tool_choice=("none", "auto"),
-           parallel_tool_calls=(True, False)),
+    *_any_value(R, "bookkeeping of the caller's", "user"),
+    *_no_effect(R, "special tokens are written as they are spelled, as fast tokenizers do either "
+                "way", spaces_between_special_tokens=(True, False)),
+    *_no_effect(R, "there are no tools to choose among", tool_choice=("none", "auto"),
+                parallel_tool_calls=(True, False)),
     *_refused(R, Why("n is the number of answers, and none is left out", "use n"), best_of=1),
     *_refused(R, _BEAM, use_beam_search=False, length_penalty=1, early_stopping=False),
     *_refused(R, _GRAMMAR, response_format={"type": "text"}, structured_outputs=None,
@@ -578,8 +580,8 @@ _ASYNC_METHODS = [
 _ARGUMENTS = [
     *_supported(A, """prompts sampling_params use_tqdm priority messages chat_template
         add_generation_prompt continue_final_message tools chat_template_kwargs"""),
-    *_idle(A, "text parts of a message are joined",
-           chat_template_content_format=("auto", "string")),
+    *_no_effect(A, "text parts of a message are joined",
+                chat_template_content_format=("auto", "string")),
     *_refused(A, _LORA, lora_request=None),
     *_refused(A, _TRUNCATE, tokenization_kwargs={}),
     *_refused(A, _MEDIA, mm_processor_kwargs={}),

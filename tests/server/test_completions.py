@@ -407,7 +407,7 @@ def test_a_completion_without_max_tokens_gets_at_most_what_fits(server):
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_what_asks_for_nothing_is_taken_beside_ids(server):
+def test_neutral_values_are_taken_beside_ids(server):
     reply = server.post("/v1/completions", prompt=[65], add_special_tokens=False, best_of=1)
     assert reply.status_code == 200
     for body in {"continue_final_message": False}, {"chat_template_kwargs": {}}:

@@ -171,7 +171,7 @@ def test_every_field_of_vllm_that_is_not_served_is_in_its_table_and_is_refused_w
                 assert entry.reason in str(error)
                 assert entry.use in str(error)
             if entry.status is not Status.SUPPORTED and not entry.any_value:
-                for value in entry.taken:
+                for value in entry.neutral:
                     parse(json.dumps({**good, entry.name: value}).encode(), kind)
     served = {n for kind in protocol._REFUSED for n in kind.__struct_fields__} | protocol.NO_OPS
     ours = {"deadline"}
@@ -207,12 +207,12 @@ NEUTRAL_CHAT = [
 
 
 @pytest.mark.parametrize("fields", [*NEUTRAL, {"suffix": ""}, {"prompt_embeds": []}])
-def test_a_completion_takes_what_asks_for_nothing(fields):
+def test_a_completion_takes_neutral_values(fields):
     assert sampling_params(completion(**fields), {}).n == fields.get("n", 1)
 
 
 @pytest.mark.parametrize("fields", [*NEUTRAL, *NEUTRAL_CHAT])
-def test_a_chat_takes_what_asks_for_nothing(fields):
+def test_a_chat_takes_neutral_values(fields):
     assert sampling_params(chat(**fields), {}).logprobs is None
 
 

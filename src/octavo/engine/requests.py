@@ -29,15 +29,15 @@ class Prompted(NamedTuple):
 
 
 def check_arguments(method: str, given: Mapping[str, object]) -> None:
-    """Check arguments that only vLLM's `method` has: they may ask for nothing.
+    """Check arguments that only vLLM's `method` has: only neutral values are accepted.
 
-    Raises RequestTypeError for an unknown one, RequestError for what is not supported.
+    Raises RequestTypeError for an unknown name, RequestError for any other value.
     """
     for name, value in given.items():
         entry = find(Kind.ARGUMENT, name)
         if entry is None or entry.status is Status.SUPPORTED:
             raise RequestTypeError(f"{method} has no argument {name!r}", name)
-        if not entry.asks_for_nothing(value):
+        if not entry.is_neutral(value):
             raise RequestError(f"{name} is not supported: {entry.refusal()}", name)
 
 
@@ -157,7 +157,7 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
     for key, value in prompt.items():
         entry = find(Kind.PROMPT, key)
         if entry is not None and entry.status is Status.REFUSED:
-            if not entry.asks_for_nothing(value):
+            if not entry.is_neutral(value):
                 raise RequestError(f"{key} in a prompt: {entry.refusal()}", key)
         elif entry is None:
             raise RequestError(

@@ -65,7 +65,7 @@ async def _prompted(
         ids = await service.prompts.encode(prompt, body.add_special_tokens is not False)
         params = _fitting(params, body, len(ids), service)
         return await make_submission(service, ids, params, body), prompt
-    if body.add_special_tokens:  # false asks for nothing
+    if body.add_special_tokens:  # false has no effect on ids
         raise RequestError("add_special_tokens needs a prompt as text", "add_special_tokens")
     params = _fitting(params, body, len(prompt), service)
     submission = await make_submission(service, prompt, params, body)

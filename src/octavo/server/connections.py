@@ -2,7 +2,7 @@
 
 uvicorn's protocol over h11, with three changes: sizes and times are those of `server.limits`,
 whatever the pieces in which bytes arrive; what is refused below the application has the error
-shape; and where descriptors run out, connections that ask for nothing are closed first.
+shape; and where descriptors run out, idle connections are closed first.
 """
 
 import asyncio

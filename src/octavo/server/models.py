@@ -42,7 +42,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         ids = (await service.prompts.render(body, body.messages)).token_ids
     else:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
-            if getattr(body, name):  # false and {} ask for nothing
+            if getattr(body, name):  # false and {} have no effect
                 raise RequestError(f"{name} needs messages", name)
         ids = await service.prompts.encode(body.prompt or "", body.add_special_tokens is not False)
     reply = Tokens(len(ids), service.limits.max_model_len, ids)

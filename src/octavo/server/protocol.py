@@ -27,14 +27,14 @@ NO_OPS = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
 
-# Known fields that are not supported, each with its neutral values: those that ask for nothing, so
-# that clients which always send the field are served. `null` is neutral for all of them. Every
+# Known fields that are not supported, each with its neutral values, which change nothing: so
+# clients that always send the field are served. `null` is neutral for all of them. Every
 # other value is refused by name.
 NeutralValues = dict[str, tuple[object, ...]]
 
 
 def _never(names: str) -> NeutralValues:
-    """Fields of which only `null` asks for nothing."""
+    """Fields of which only `null` is neutral."""
     return dict.fromkeys(names.split(), ())
 
 
@@ -42,7 +42,7 @@ def _never(names: str) -> NeutralValues:
 # of other servers.
 _UNSUPPORTED: NeutralValues = {
     **{
-        entry.name: entry.taken
+        entry.name: entry.neutral
         for entry in vllm_names.entries(Kind.REQUEST)
         if entry.status in (Status.NO_EFFECT, Status.REFUSED) and entry.name not in NO_OPS
     },
@@ -52,7 +52,7 @@ _UNSUPPORTED: NeutralValues = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
 }
-# Tools that are given are refused by `tools`, so that how to choose among none asks for nothing.
+# Tools that are given are refused by `tools`; how to choose among none has no effect.
 _UNSUPPORTED_CHAT: NeutralValues = {
     **_UNSUPPORTED,
     **_never("audio moderation prediction web_search_options"),
@@ -301,7 +301,7 @@ def _message(item: object, index: int) -> object:
 def _neutral(
     name: str, value: object, neutral: tuple[object, ...], fields: Mapping[str, Any]
 ) -> bool:
-    """Whether a field that is not supported asks for nothing."""
+    """Whether a field that is not supported has a value that changes nothing."""
     if any(_equal(value, item) for item in neutral):
         return True
     return name in _SAME_AS and _equal(value, fields.get(_SAME_AS[name]))

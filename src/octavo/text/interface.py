@@ -14,8 +14,8 @@ from octavo.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Arguments of transformers' that are taken as long as they ask for nothing.
-_NOTHING: Mapping[str, tuple[object, ...]] = {
+# Arguments of transformers' and the values of them that have no effect (None has none either).
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "padding": (False,),
     "truncation": (False,),
     "max_length": (),
@@ -84,7 +84,7 @@ class ModelTokenizer(Tokenizer):
         self, text: str | Sequence[str], *, add_special_tokens: bool = True, **others: object
     ) -> Encoding:
         """The ids of a text, or of each of several."""
-        _check_nothing(others)
+        _check_neutral(others)
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens)
             return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
@@ -98,7 +98,7 @@ class ModelTokenizer(Tokenizer):
         self, ids: int | Sequence[int], skip_special_tokens: bool = False, **others: object
     ) -> str:
         """The text of one id or several. Special tokens are shown, as in transformers."""
-        _check_nothing(others)
+        _check_neutral(others)
         return super().decode([ids] if isinstance(ids, int) else ids, skip_special_tokens)
 
     def batch_decode(
@@ -142,8 +142,8 @@ class ModelTokenizer(Tokenizer):
         `variables` are further variables of the template. Text in messages never becomes a special
         token, which transformers allows; for other messages the ids are the same.
         """
-        for name in _NOTHING.keys() & variables.keys():
-            _check_nothing({name: variables.pop(name)})
+        for name in _NEUTRAL.keys() & variables.keys():
+            _check_neutral({name: variables.pop(name)})
         many = bool(conversation) and not isinstance(conversation[0], Mapping)
         prompts = [
             encode_chat(
@@ -175,11 +175,11 @@ class ModelTokenizer(Tokenizer):
         return found
 
 
-def _check_nothing(options: Mapping[str, object]) -> None:
+def _check_neutral(options: Mapping[str, object]) -> None:
     for name, value in options.items():
-        if name not in _NOTHING:
+        if name not in _NEUTRAL:
             raise RequestTypeError(f"Octavo's tokenizer has no argument {name!r}", name)
-        if value is not None and value not in _NOTHING[name]:
+        if value is not None and value not in _NEUTRAL[name]:
             raise RequestError(
                 f"{name}={shown(value)}: Octavo's tokenizer gives lists of ids as they are; use "
                 "transformers.AutoTokenizer for padding, truncation and tensors",
