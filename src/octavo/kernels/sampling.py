@@ -1,10 +1,11 @@
 """The interface of a device's sampling kernels: one item for each token to draw.
 
 `ReferenceSampling` is the specification: the order of tokens, the filters, the random numbers.
-Penalties, bias and masks are applied to the logits before, by `runner.sampler`.
+Penalties, bias and masks are applied to the logits before: by `runner.sampler`, or by a device that
+`EditsLogits`.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ ITEM = np.dtype(
      ("rank", "i8")]
 )  # fmt: skip
 Items = NDArray[np.void]
+# A change of one token's logit: + bias, then divided by `repetition` if positive and otherwise
+# multiplied by it, unless that is 1, then - amount. A repetition of 0 makes it -inf. `place`: the
+# row of the copies times V, + token.
+EDIT = np.dtype([("place", "i8"), ("repetition", "f8"), ("bias", "f4"), ("amount", "f4")])
 Floats = NDArray[np.float64]
 Logprobs = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -40,6 +45,22 @@ class SamplingKernels(Protocol):
     def logprobs(self, logits: torch.Tensor, items: Items) -> Logprobs:
         """(ids, log-softmax), each [N, 1 + most `top_k`]: an item's own token, then its `top_k`
         likeliest. NaN where an item has fewer, or a bad status. Writes `rank` and `status`."""
+        ...
+
+
+@runtime_checkable
+class EditsLogits(SamplingKernels, Protocol):
+    """Of devices from which copies of rows to host memory would take long."""
+
+    def edited(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int64],
+        closed: NDArray[np.bool_],
+        edits: Items,
+    ) -> torch.Tensor:
+        """float32 copies [N, V] of `rows` [N] of logits [R, V], changed by `edits` of dtype EDIT,
+        no two of one place. closed [N]: where other tokens become -inf."""
         ...
 
 
@@ -99,12 +120,17 @@ def _drawn(x: Floats, item: np.void) -> int:
 
 
 def _exponentials(item: np.void, tokens: NDArray[np.int64]) -> Floats:
-    state = np.zeros(1, np.uint64) + item["seed"]
-    for output in (0, item["index"], item["position"]):
-        state = _split_mix(state, np.array([output]))
-    bits = _split_mix(state, tokens) >> np.uint64(11)
+    bits = _split_mix(race_states(np.array([item])), tokens) >> np.uint64(11)
     found: Floats = -np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-53)
     return found
+
+
+def race_states(items: Items) -> NDArray[np.uint64]:
+    """The state of the random numbers of each item."""
+    state = items["seed"]
+    for output in (np.zeros(len(items), np.int64), items["index"], items["position"]):
+        state = _split_mix(state, output)
+    return state
 
 
 def _split_mix(state: NDArray[np.uint64], outputs: NDArray[np.int64]) -> NDArray[np.uint64]:

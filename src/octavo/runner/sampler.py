@@ -4,7 +4,7 @@ The order of processors: allowed ids and bad words, logit bias, repetition penal
 presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
 Log-probabilities are those of the raw logits, before all of that. Tie-breaking and random numbers
 are specified in `kernels.sampling`; the device's kernels draw. Penalties, bias and masks are
-applied here, to copies of rows in host memory.
+applied here, to copies of rows in host memory, or by the device (`EditsLogits`).
 
 A row whose logits contain a NaN or +inf, or where no token is left to draw, gets an error; other
 rows are unaffected. A logit of -inf is a token that cannot be drawn.
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
 from octavo.kernels import sampling as ops
-from octavo.kernels.sampling import SamplingKernels
+from octavo.kernels.sampling import EditsLogits, SamplingKernels
 from octavo.params import SamplingParams
+from octavo.runner.edits import edits
 
 _Floats = NDArray[np.float32]
 
@@ -133,6 +134,8 @@ def _draw(
     if not adjusted:
         kernels.draw(table, items)
         return {}
+    if isinstance(kernels, EditsLogits):
+        return _draw_edited(kernels, table, specs, items)
     plain = sorted(set(range(len(specs))) - set(adjusted))
     if plain:
         drawn = items[plain]
@@ -150,6 +153,34 @@ def _draw(
         drawn["row"] = range(len(group))
         kernels.draw(torch.from_numpy(copies).to(table.device), drawn)
         items["token"][group], items["status"][group] = drawn["token"], drawn["status"]
+    return errors
+
+
+def _draw_edited(
+    kernels: EditsLogits, table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
+) -> dict[int, str]:
+    """`_draw` from copies of rows on the device, as many at a time as there are rows."""
+    errors: dict[int, str] = {}
+    vocab = table.shape[1]
+    for begin in range(0, len(specs), len(table)):
+        drawn = items[begin : begin + len(table)].copy()
+        closed = np.zeros(len(drawn), np.bool_)
+        changes = [np.zeros(0, ops.EDIT)]
+        for n, spec in enumerate(specs[begin : begin + len(table)]):
+            if not _adjusts(spec):
+                continue
+            try:
+                changes.append(edits(spec, vocab))
+            except IndexError:
+                errors[begin + n] = _unknown_id(spec, vocab)
+                continue
+            changes[-1]["place"] += n * vocab
+            closed[n] = spec.params.allowed_token_ids is not None
+        copies = kernels.edited(table, drawn["row"].copy(), closed, np.concatenate(changes))
+        drawn["row"] = range(len(drawn))
+        kernels.draw(copies, drawn)
+        items["token"][begin : begin + len(drawn)] = drawn["token"]
+        items["status"][begin : begin + len(drawn)] = drawn["status"]
     return errors
 
 

@@ -17,10 +17,10 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
-from octavo.kernels.gpu import fused_call, graph, memory
+from octavo.kernels.gpu import fused_call, graph, memory, sampling_call
 from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
-from octavo.kernels.sampling import ReferenceSampling
+from octavo.kernels.sampling import Items, Logprobs
 
 # Compute capability: asynchronous copies, and bfloat16 in the matrix units.
 OLDEST = (8, 0)
@@ -30,7 +30,7 @@ OLDEST_FP8 = (8, 9)
 WARM_UP_SIZES = (1, 16, 64, 65)
 
 
-class _TritonDevice(ReferenceSampling):
+class _TritonDevice:
     """What GPUs and the interpreter have in common."""
 
     name: str
@@ -80,6 +80,25 @@ class _TritonDevice(ReferenceSampling):
 
     def is_out_of_memory(self, error: Exception) -> bool:
         return memory.is_out_of_memory(error)
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        """See `runner.device.Device.tensor`."""
+        raise NotImplementedError
+
+    def draw(self, logits: torch.Tensor, items: Items) -> None:
+        sampling_call.draw(self.tensor, logits, items)
+
+    def logprobs(self, logits: torch.Tensor, items: Items) -> Logprobs:
+        return sampling_call.logprobs(self.tensor, logits, items)
+
+    def edited(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int64],
+        closed: NDArray[np.bool_],
+        edits: Items,
+    ) -> torch.Tensor:
+        return sampling_call.edited(self.tensor, logits, rows, closed, edits)
 
 
 class CudaDevice(_TritonDevice):
