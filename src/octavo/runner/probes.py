@@ -9,10 +9,12 @@ from octavo.core.plan import PlanRow, SampleSpec, StepPlan
 from octavo.params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0)
-# One for each way in which tokens are drawn.
+_PLAIN = SamplingParams(temperature=1)
+# One for each way in which tokens are drawn. The first one is alone in a step, and so draws from
+# the logits themselves, not from copies with penalties.
 _DRAWS = (
+    _PLAIN,
     _GREEDY,
-    SamplingParams(temperature=1),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
     SamplingParams(temperature=0, logprobs=2),
     SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.1),
@@ -31,7 +33,7 @@ def full_step(tokens: int, rows: int, window: int, block_size: int, num_groups: 
     return StepPlan(
         0,
         tuple(
-            _row(f"probe {row}", min(share, window), block_size, num_groups, _DRAWS[1])
+            _row(f"probe {row}", min(share, window), block_size, num_groups, _PLAIN)
             for row, share in enumerate(shares)
             if share
         ),

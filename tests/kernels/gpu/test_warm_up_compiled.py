@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import jit
@@ -20,6 +21,7 @@ from octavo.config import EngineConfig
 from octavo.core.plan import PlanRow, SampleSpec, StepPlan
 from octavo.kernels.gpu import linear
 from octavo.kernels.gpu.device import WARM_UP_SIZES, InterpretDevice
+from octavo.kernels.sampling import OK, Items
 from octavo.params import SamplingParams
 from octavo.runner import steps
 from octavo.runner.model_runner import ModelRunner
@@ -34,6 +36,10 @@ class Recorded(InterpretDevice):
 
     def __init__(self, config: EngineConfig) -> None:
         self._graph_sizes = config.graph_sizes
+
+    def draw(self, logits: torch.Tensor, items: Items) -> None:
+        super().draw(logits, items)
+        items["token"], items["status"] = 0, OK  # not the memory that no kernel has written
 
 
 @pytest.fixture
@@ -83,18 +89,19 @@ def _choice(spec: SampleSpec, index: int) -> SampleSpec:
 
 
 def make(folder: Path, **options: Any) -> ModelRunner:
-    config = EngineConfig(
-        model=str(kit.tiny(folder)), device="recorded", dtype="float16", max_model_len=256,
-        num_gpu_blocks_override=40, load_progress=False, cuda_graph_sizes="1,2,8", **options,
-    )  # fmt: skip
-    return ModelRunner(config)
+    fixed: dict[str, Any] = {
+        "device": "recorded", "dtype": "float16", "max_model_len": 256,
+        "num_gpu_blocks_override": 40, "load_progress": False, "cuda_graph_sizes": "1,2,8",
+    }  # fmt: skip
+    return ModelRunner(EngineConfig(model=str(kit.tiny(folder)), **(fixed | options)))
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"quantization": "int4"}, {"quantization": "int8", "kv_cache_dtype": "int8"},
+    [{}, {"dtype": "bfloat16"}, {"quantization": "int4"},
+     {"quantization": "int8", "kv_cache_dtype": "int8"},
      {"deterministic": True, "enforce_eager": True}],
-    ids=["plain", "int4", "int8", "deterministic"],
+    ids=["plain", "bfloat16", "int4", "int8", "deterministic"],
 )  # fmt: skip
 def test_nothing_is_compiled_while_serving(
     tmp_path: Path, launched: Keys, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
