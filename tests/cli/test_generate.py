@@ -93,6 +93,27 @@ def test_several_prompts_are_named_and_go_together(
     assert [asked[0] for asked in engine.asked] == ["one", "two"]
 
 
+def test_input_is_utf_8_in_every_locale(
+    engine: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As Windows writes it: a byte order mark, and two characters at the end of a line."""
+    data = "\ufeffça\r\nb\r\n".encode()
+    (tmp_path / "prompts.txt").write_bytes(data)
+    (tmp_path / "prompts.jsonl").write_bytes('\ufeff{"prompt": "ça"}\r\n'.encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+    assert main(["generate"]) == 0
+    assert main(["generate", "-f", str(tmp_path / "prompts.txt")]) == 0
+    assert main(["generate", "-f", str(tmp_path / "prompts.jsonl")]) == 0
+    assert [asked[0] for asked in engine.asked] == ["ça", "b", "ça", "b", "ça"]
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="ascii"))
+    assert main(["generate"]) == 1
+    assert capsys.readouterr().err == "octavo: standard input is not UTF-8: invalid start byte\n"
+
+
 def test_prompts_come_from_standard_input(
     engine: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

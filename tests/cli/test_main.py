@@ -114,6 +114,40 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "error"),
+    [
+        (">&-", 0, ""),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        (">/dev/full", 1, "octavo: cannot write: No space left on device\n"),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(redirection: str, code: int, error: str) -> None:
+    """A closed one is as /dev/null, and no file of ours takes its number."""
+    program = (
+        "import os, sys; from octavo.cli.main import main; code = main(['pull', '--list'])\n"
+        "assert os.open('/', os.O_RDONLY) > 2\n"
+        "sys.stderr.isatty(); sys.stdin.read(); sys.exit(code)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, program],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+def test_characters_that_the_locale_lacks_are_replaced() -> None:
+    program = (
+        "from octavo.cli import main as frame, pull\n"
+        "pull.run = lambda args: print('caf\u00e9') or 0\n"
+        "raise SystemExit(frame.main(['pull']))"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert subprocess.check_output([sys.executable, "-c", program], env=env) == b"caf?\n"
+
+
 def test_help_loads_neither_torch_nor_numpy() -> None:
     code = (
         "import sys; from octavo.cli.main import main\n"

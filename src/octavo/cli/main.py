@@ -4,6 +4,8 @@ Exit codes: 0 done; 1 an error that Octavo explains; 2 a wrong command line; 130
 141 the reader of our output went away.
 """
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,10 +29,12 @@ COMMANDS = {
 
 # Taken as commands, too; -h and -V are the same.
 _WORDS = ("help", "version")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return the exit code."""
+    _prepare_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -41,9 +45,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Nothing more can be written; the interpreter's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        name = "" if error.filename is None else f" {error.filename}"
+        print(f"octavo: cannot write{name}: {error.strerror}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _prepare_streams() -> None:
+    """Standard streams that can be used, also where the caller closed one.
+
+    A closed one becomes the null device; otherwise the next file or socket would get its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number and not _is_open(number):
+                os.dup2(null, number)
+            setattr(sys, name, os.fdopen(null, "w" if number else "r"))
+    for stream in (sys.stdout, sys.stderr):
+        # What the locale's encoding lacks is shown as "?": the answer is computed by then.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _drop_output() -> None:
+    """Nothing more can be written; the interpreter's own flush at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -157,13 +157,22 @@ def _read(file: str | None) -> tuple[str, str]:
             raise RequestError(
                 "no prompt: give --prompt TEXT, --file FILE, or lines on standard input", "prompt"
             )
-        return sys.stdin.read(), "standard input"
+        binary = getattr(sys.stdin, "buffer", None)
+        text = sys.stdin.read() if binary is None else _decoded(binary.read(), "standard input")
+        return text, "standard input"
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8"), f"the file {file}"
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--file {file} is not UTF-8: {error.reason}") from None
+        return _decoded(Path(file).expanduser().read_bytes(), f"--file {file}"), f"the file {file}"
     except OSError as error:
         raise ConfigError(f"--file {file} cannot be read: {error.strerror}") from None
+
+
+def _decoded(data: bytes, source: str) -> str:
+    r"""Text of a file: UTF-8 in every locale, with or without a byte order mark; \n ends lines."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8: {error.reason}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _split(text: str, separator: str) -> list[str]:
