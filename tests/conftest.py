@@ -56,16 +56,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm_without_weights(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`octavo.LLM(...)` makes one that answers with 200 letters, for programs of users."""
     import kit
-    from octavo.config import EngineConfig
+    from octavo.config import OFFLINE_SCHEDULER, EngineConfig
     from octavo.core.plan import RunnerLimits, SampleSpec
     from octavo.core.policy import create_policy
     from octavo.engine.fake import FakeRunner
-    from octavo.llm import LLM, OFFLINE_FIFO
+    from octavo.llm import LLM
     from octavo.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tiny_folder)
 
-    def make(model: str = "smollm2", *, scheduler: Any = OFFLINE_FIFO, **options: Any) -> "LLM":
+    def make(
+        model: str = "smollm2", *, scheduler: Any = OFFLINE_SCHEDULER, **options: Any
+    ) -> "LLM":
         config = EngineConfig.from_options({"model": model, **options})
         limits = RunnerLimits(
             num_blocks=2049, block_size=16, block_bytes=1024, max_model_len=8192,

@@ -4,7 +4,7 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from octavo.engine.requests import (
     Prompted,
     RequestMaker,
     check_arguments,
+    conversation_list,
     is_conversation,
     prompt_list,
     spread,
@@ -40,8 +41,6 @@ from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.vllm_names import Kind, missing
 
 logger = get_logger(__name__)
-
-OFFLINE_FIFO = OFFLINE_SCHEDULER
 
 LLMT = TypeVar("LLMT", bound="LLM")
 
@@ -63,11 +62,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "smollm2", *, scheduler: str | Policy = OFFLINE_FIFO, **options: Any
+        self, model: str = "smollm2", *, scheduler: str | Policy = OFFLINE_SCHEDULER, **options: Any
     ) -> None:
         options = in_our_names(EngineConfig, options)
         if (named := options.pop("scheduler", None)) is not None:
-            if scheduler != OFFLINE_FIFO:
+            if scheduler != OFFLINE_SCHEDULER:
                 raise ConfigError("scheduling_policy is vLLM's name of scheduler; give one of them")
             scheduler = str(named)
         name = scheduler if isinstance(scheduler, str) else "custom"
@@ -170,17 +169,16 @@ class LLM:
         RequestError.
         """
         check_arguments("chat", vllm_arguments)
-        conversations = [messages] if is_conversation(messages) or not messages else messages
         prompts = [
             self._requests.render(
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for conversation in conversations
+            for conversation in conversation_list(messages)
         ]
         if sampling_params is None:
             sampling_params = self._requests.chat_params()
@@ -202,7 +200,7 @@ class LLM:
         `priority` and `deadline`: as for `generate`. Closing the iterator aborts the request.
         """
         if is_conversation(prompt):
-            prompts: list[Prompt] = [self._requests.render(prompt)]  # type: ignore[arg-type]
+            prompts: list[Prompt] = [self._requests.render(prompt)]
             if sampling_params is None:
                 sampling_params = self._requests.chat_params()
         else:
@@ -268,9 +266,11 @@ class LLM:
         """One checked request for each prompt; none is added to the engine yet."""
         self._check_usable()
         count = len(prompts)
+        if params is None:
+            params = self._requests.default_params()
         each = zip(
             prompts,
-            spread("sampling_params", params or self._requests.default_params(), count),
+            spread("sampling_params", params, count),
             spread("priority", priority, count),
             spread("deadline", deadline, count),
             strict=True,
@@ -295,7 +295,7 @@ class LLM:
                         done[output.request_id] = output
                         self._show(bar)
         except BaseException:
-            self._abort(box, [i for i in ids if i not in done])
+            self._abort(dict.fromkeys(i for i in ids if i not in done))
             raise
         return [done[request_id] for request_id in ids]
 
@@ -337,16 +337,21 @@ class LLM:
         self._outputs.add(submission, text, time.monotonic())
         self._boxes[submission.request_id] = box
 
-    def _abort(self, box: "Box", ids: Sequence[str]) -> None:
+    def _abort(self, ids: Collection[str]) -> None:
+        """End requests, queued or running, before the next step."""
+
         def abort() -> None:
-            for entry in [entry for entry in self._waiting if entry[1] is box]:
-                self._waiting.remove(entry)
+            self._unqueue(ids)
             for request_id in ids:
                 if self._boxes.pop(request_id, None):
                     self.engine.abort(request_id)
                     self._outputs.abort(request_id)
 
         self._steps.later(abort)
+
+    def _unqueue(self, ids: Collection[str]) -> None:
+        kept = (entry for entry in self._waiting if entry[0].submission.request_id not in ids)
+        self._waiting = deque(kept)
 
     def _stream(self, request: Prompted) -> Generator[RequestOutput, None, None]:
         box, finished = Box(), False
@@ -361,7 +366,7 @@ class LLM:
                     yield output
         finally:
             if not finished:
-                self._abort(box, [request[0].request_id])
+                self._abort([request.submission.request_id])
 
 
 class Box:
@@ -385,7 +390,7 @@ class Box:
 
 
 def _referent(reference: "weakref.ref[LLM]") -> LLM:
-    """The LLM that a weak reference is to: whoever steps has it in use."""
+    """The LLM that a weak reference is to: a thread that steps holds it."""
     llm = reference()
     assert llm is not None
     return llm

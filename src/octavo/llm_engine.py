@@ -60,11 +60,10 @@ class LLMEngine(LLM):
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests, whose memory is free at the next step; unknown ids are ignored."""
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        ids = dict.fromkeys([request_ids] if isinstance(request_ids, str) else request_ids)
         with self._steps.exclusive():
-            for entry in [e for e in self._waiting if e[0].submission.request_id in ids]:
-                self._waiting.remove(entry)
-        self._abort(Box(), ids)
+            self._unqueue(ids)  # at once, so that it no longer counts as unfinished
+        self._abort(ids)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._unfinished())

@@ -6,7 +6,13 @@ from tests import kit
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.engine.capabilities import EngineCapabilities
-from octavo.engine.requests import RequestMaker, is_conversation, prompt_list, spread
+from octavo.engine.requests import (
+    RequestMaker,
+    conversation_list,
+    is_conversation,
+    prompt_list,
+    spread,
+)
 from octavo.errors import RequestError
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.tokenizer import load_tokenizer
@@ -60,6 +66,9 @@ def test_prompts_and_conversations_are_told_apart():
     assert is_conversation(messages)
     for other in ("a", [], [1], [{"prompt": "a"}], [messages], {"prompt": "a"}):
         assert not is_conversation(other)
+    assert conversation_list(messages) == [messages]
+    assert conversation_list([messages, messages]) == [messages, messages]
+    assert conversation_list([]) == [[]]
     assert prompt_list("a") == ["a"]
     assert prompt_list([1, 2]) == [[1, 2]]
     assert prompt_list(["a", [1]]) == ["a", [1]]

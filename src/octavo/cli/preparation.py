@@ -1,5 +1,6 @@
 """The engine of a command: its options and its prompts are checked, and only then it is loaded."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ from octavo.core.policy import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit
 from octavo.engine.preflight import check_names, check_options, outlook
+from octavo.engine.requests import RequestMaker, is_conversation
 from octavo.models.files import resolve_tokenizer
 from octavo.params import SamplingParams
-from octavo.text.chat import encode_chat, read_chat_template
 from octavo.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -27,31 +28,29 @@ class Preparation:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        config = EngineConfig.from_options(options)
-        check_options(config)  # told before torch is imported
+        config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **options})
+        check_options(config)  # before torch is imported
         with progress.shown(config.load_progress), progress.phase(f"opening {config.model}"):
-            self.config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **options})
-            self._policy = create_policy(self.config.scheduler)
-            check_names(self.config)
-            self.capabilities = outlook(self.config, self._policy)
+            self._policy = create_policy(config.scheduler)
+            check_names(config)
+            self.capabilities = outlook(config, self._policy)
             source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
             self._tokenizer = load_tokenizer(source)
-        given = config.chat_template
-        self._template = read_chat_template(given) if given else None
+        self.config = config
+        self._requests = RequestMaker(
+            config, self._tokenizer, self.capabilities, clock=time.monotonic
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """As LLM's."""
-        if self.config.generation_config != "auto":
-            return SamplingParams()
-        return SamplingParams(**self.capabilities.limits.generation_defaults)
+        return self._requests.default_params()
 
     def encode(self, content: str | list[int] | Sequence[Mapping[str, Any]]) -> Encoded:
         """A text, token ids or a conversation as what `LLM.generate` takes."""
         if isinstance(content, str):
             return {"prompt": content, "prompt_token_ids": self._tokenizer.encode(content)}
-        if content and isinstance(content[0], Mapping):
-            chat = encode_chat(self._tokenizer, content, chat_template=self._template)  # type: ignore[arg-type]
-            return {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
+        if is_conversation(content):
+            return self._requests.render(content)
         return {"prompt_token_ids": content}
 
     def fit(self, encoded: Encoded, params: SamplingParams) -> SamplingParams:

@@ -5,7 +5,7 @@ read by `octavo.server`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from octavo.config import EngineConfig
 from octavo.core.submission import Submission
@@ -116,7 +116,7 @@ class RequestMaker:
         return None, _token_list(prompt)
 
 
-def is_conversation(value: object) -> bool:
+def is_conversation(value: object) -> TypeGuard[Messages]:
     """Whether `value` is one list of messages, and not of prompts or of conversations."""
     return (
         isinstance(value, Sequence)
@@ -125,6 +125,13 @@ def is_conversation(value: object) -> bool:
         and isinstance(value[0], Mapping)
         and not value[0].keys() & {"prompt", "prompt_token_ids"}
     )
+
+
+def conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation, or several, as a list. An empty one is one, which no template accepts."""
+    if is_conversation(messages) or not messages:
+        return [cast(Messages, messages)]
+    return list(cast(Sequence[Messages], messages))
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
