@@ -126,6 +126,11 @@ def brief(error: BaseException, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
+def cause(error: Exception) -> str:
+    """As `brief`, for a message that names the file or host itself: the system's words alone."""
+    return (error.strerror if isinstance(error, OSError) else None) or brief(error, 120)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'top_p'?`, or '' where nothing known is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -30,15 +30,15 @@ class Address:
     path: str
 
     @classmethod
-    def parse(cls, url: str) -> "Address":
-        """Raises ConfigError."""
+    def parse(cls, url: str, option: str = "base-url") -> "Address":
+        """Raises ConfigError, which names the option that the URL was given with."""
         parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError:
             port = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ConfigError(f"base-url must be such as http://127.0.0.1:8000, not {url!r}")
+            raise ConfigError(f"{option} must be such as http://127.0.0.1:8000, not {url!r}")
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
 

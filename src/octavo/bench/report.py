@@ -10,7 +10,7 @@ import numpy as np
 from octavo.bench.answer import Outcome
 from octavo.errors import ConfigError, nearest
 
-# Key -> (title of its part of the table, its name there, seconds per request from the outcomes).
+# Key -> (title of its part of the table, its name there).
 METRICS = {
     "ttft": ("Time to First Token", "TTFT"),
     "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli.arguments import Parser
+from octavo.config import flag_name
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def check_dataset(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         is_length = name.endswith(("input_len", "output_len"))
         if is_length and isinstance(value, int) and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+            raise ConfigError(f"{flag_name(name)} must be at least 1, not {value}")
     _shape(args)
 
 

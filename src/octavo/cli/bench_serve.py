@@ -3,26 +3,32 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.arguments import Parser
 from octavo.cli.bench_datasets import add_dataset_flags, check_dataset, read_samples
+from octavo.config import flag_name
 from octavo.errors import ConfigError, OctavoError
 from octavo.log import openai_key_from_environment
 
 if TYPE_CHECKING:
     from octavo.bench.datasets import Tokens
-    from octavo.bench.load import Target
+    from octavo.bench.load import Api, Target
     from octavo.bench.serve import Reporting, Traffic
 
 # vLLM's names of the two interfaces; "vllm" is completions there, too.
-_BACKENDS = {"openai": "completions", "vllm": "completions", "openai-chat": "chat"}
+_BACKENDS: "Mapping[str, Api]" = {
+    "openai": "completions",
+    "vllm": "completions",
+    "openai-chat": "chat",
+}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
              "repetition_penalty")  # fmt: skip
 
-# Flags of vLLM's that ask for what is done anyway.
+# vLLM's flags that ask for what is done anyway.
 _WITHOUT_EFFECT = {
     "--skip-chat-template": "prompts are sent as they are",
     "--trust-remote-code": "tokenizers are read without running code",
@@ -58,7 +64,7 @@ def _server_flags(parser: Parser) -> None:
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON",
                        help='further fields of each request, such as {"priority": 1}')  # fmt: skip
     for flag, why in _WITHOUT_EFFECT.items():
-        group.add_argument(flag, action="store_true", help=f"taken from vLLM's lines: {why}")
+        group.add_argument(flag, action="store_true", help=f"accepted, as vLLM has it: {why}")
 
 
 def _traffic_flags(parser: Parser) -> None:
@@ -84,7 +90,7 @@ def _traffic_flags(parser: Parser) -> None:
         default = 0.0 if name == "temperature" else None
         shown = " (default: 0, greedy)" if name == "temperature" else ""
         kind = int if name == "top_k" else float
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default,
+        group.add_argument(flag_name(name), type=kind, default=default,
                            metavar=kind.__name__.upper(), help=f"sampling{shown}")  # fmt: skip
 
 
@@ -111,7 +117,7 @@ def _result_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 if any request failed."""
+    """Measure and print. Exit code 1 if any request failed."""
     check_dataset(args)
     if not isinstance(args.extra_body, dict):
         raise ConfigError(f"--extra-body must be a JSON object, not {args.extra_body!r}")
@@ -161,7 +167,7 @@ def _interface(backend: str | None, endpoint: str | None) -> tuple[str, str]:
 
     if backend is None:
         backend = "openai-chat" if (endpoint or "").endswith("chat/completions") else "openai"
-    path = endpoint or PATHS[_BACKENDS[backend]]  # type: ignore[index]
+    path = endpoint or PATHS[_BACKENDS[backend]]
     is_chat = path.endswith("chat/completions")
     if not path.startswith("/") or not path.endswith("completions"):
         raise ConfigError(
@@ -203,7 +209,7 @@ def _target(args: argparse.Namespace, model: str, backend: str, path: str) -> "T
     given = {name: value for name, value in sampling.items() if value is not None}
     return Target(
         model,
-        _BACKENDS[backend],  # type: ignore[arg-type]
+        _BACKENDS[backend],
         path,
         args.ignore_eos,
         args.timeout,

@@ -25,7 +25,7 @@ from octavo.cli.chat_commands import UNUSED_SETTINGS, Commands, figures, setting
 from octavo.cli.chat_input import LineReader, PromptReader, Reader, message_of
 from octavo.cli.chat_session import Reply, Session
 from octavo.cli.generate import SKIP, prepare
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, flag_name
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.log import (
     api_keys_from_environment,
@@ -81,7 +81,7 @@ def _check(options: Mapping[str, Any]) -> None:
     SamplingParams(**{"max_tokens": None, **options})
     for name in UNUSED_SETTINGS:
         if options.get(name, 1 if name == "n" else None) != (1 if name == "n" else None):
-            flag = f"--{name.replace('_', '-')} {options[name]}"
+            flag = f"{flag_name(name)} {options[name]}"
             raise RequestError(
                 f"a conversation has one answer at a time and shows its text; leave out {flag}"
             )
@@ -94,7 +94,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
     from octavo.cli.chat_server import ServerBackend
 
     if unused := engine_options(args, ("model", *SKIP)):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        flags = ", ".join(map(flag_name, unused))
         raise ConfigError(f"with --url the server has loaded the model; leave out {flags}")
     model = None if args.model == EngineConfig.model else args.model
     keys = api_keys_from_environment()
@@ -111,7 +111,7 @@ class Chat:
         self._commands = commands
         self._screen = screen
         self._reader = reader
-        self._told_dropped = False
+        self._said_dropped = False
         self._interrupts = 0  # in a row, at the prompt
 
     def greet(self, source: str) -> None:
@@ -159,7 +159,7 @@ class Chat:
         else:
             self._commands.run(*command)
             if command[0] in ("/clear", "/load"):
-                self._told_dropped = False
+                self._said_dropped = False
 
     def _answer(self, generate: Callable[[], Reply]) -> None:
         with self._reader.busy():
@@ -182,8 +182,8 @@ class Chat:
             yield f"(cut: the window{f' of {window} tokens' if window else ''} is full)"
         if not reply.text and reply.ending != "stopped":
             yield "(an empty answer; the message is not kept)"
-        if self.session.first and not self._told_dropped:
-            self._told_dropped = True
+        if self.session.first and not self._said_dropped:
+            self._said_dropped = True
             yield (
                 f"(the window is full: the oldest turns are no longer sent to the model, "
                 f"{self.session.first} so far; /stats counts them)"

@@ -45,7 +45,7 @@ class Backend(Protocol):
     """A model that answers conversations.
 
     window: its tokens, None where that is not known. knows_defaults: whether `default_params` are
-    what is sampled with; else the settings that nobody gave are the server's, and not known.
+    what is sampled with; else settings left out are the server's, and not known.
     """
 
     knows_defaults: bool

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from octavo.cli import chat_files
 from octavo.cli.arguments import SAMPLING_HELP, Parser, add_sampling_flags
 from octavo.cli.chat_session import Reply, Session
-from octavo.errors import RequestError, nearest
+from octavo.config import flag_name
+from octavo.errors import RequestError, counted, nearest
 from octavo.params import SamplingParams
 
 # Of no use in a conversation: it has one answer at a time, and shows its text only.
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
     "/load": Command("FILE", "go on with a conversation saved as .json"),
     "/exit": Command("", "leave (also /quit, Ctrl-D)"),
 }
-_SERVERS = "(the server's)"  # a setting that nobody gave, whose value is not known here
+_SERVERS = "(the server's)"  # a setting that was left to the server, whose value is not known
 ALIASES = {
     "/?": "/help",
     "/reset": "/clear",
@@ -166,7 +167,7 @@ class Commands:
         name = session.backend.name
         chat_files.save(path, name, session.system, session.turns, session.params, replace=own)
         self._files.add(path.absolute())
-        self._say(f"({_turns(len(session.turns))} written to {path})")
+        self._say(f"({counted(len(session.turns), 'turn')} written to {path})")
 
     def _load(self, arguments: str) -> None:
         path, session = _path("/load", arguments), self._session
@@ -176,7 +177,7 @@ class Commands:
         session.set_system(saved.system)
         session.restore(saved.turns)
         self._files = {path.absolute()}
-        self._say(f"({_turns(len(saved.turns))} of {path}; {settings_line(session)})")
+        self._say(f"({counted(len(saved.turns), 'turn')} of {path}; {settings_line(session)})")
 
 
 class _SettingParser(Parser):
@@ -193,7 +194,6 @@ def _parse(name: str, words: list[str]) -> Any:
         if type(None) not in typing.get_args(hint):
             raise RequestError(f"{name} has no value none; /set {name} default undoes a change")
         return None
-    flag = f"--{name.replace('_', '-')}"
     if hint is bool:
         truth = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
         if len(words) != 1 or words[0].lower() not in truth:
@@ -204,7 +204,7 @@ def _parse(name: str, words: list[str]) -> Any:
     parser = _SettingParser(prog="/set", add_help=False)
     add_sampling_flags(parser, {})
     values = [w.replace("\\n", "\n").replace("\\t", "\t") for w in words]
-    return getattr(parser.parse_args([f"{flag}={value}" for value in values]), name)
+    return getattr(parser.parse_args([f"{flag_name(name)}={value}" for value in values]), name)
 
 
 def _words(text: str) -> list[str]:
@@ -264,23 +264,21 @@ def stats_lines(session: Session) -> list[str]:
     elif window:
         lines.append(f"window       {window} tokens")
     if session.first:
-        lines.append(f"dropped      the oldest {_turns(session.first)}: the window was full")
+        lines.append(
+            f"dropped      the oldest {counted(session.first, 'turn')}: the window was full"
+        )
     lines.append(f"settings     {settings_line(session) or _SERVERS}")
     return lines
 
 
 def figures(reply: Reply) -> str:
     """Tokens, speed and latency of one answer."""
-    parts = [f"{reply.num_tokens} token{'' if reply.num_tokens == 1 else 's'}"]
+    parts = [counted(reply.num_tokens, "token")]
     if reply.rate is not None:
         parts.append(f"{reply.rate:.1f} tokens/s")
     if reply.seconds_to_first is not None:
         parts.append(f"{reply.seconds_to_first:.2f} s to the first")
     return ", ".join(parts)
-
-
-def _turns(count: int) -> str:
-    return f"{count} turn{'' if count == 1 else 's'}"
 
 
 def _unquoted(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.chat_session import Turn, messages
-from octavo.errors import RequestError, brief, shown
+from octavo.errors import RequestError, brief, cause, shown
 from octavo.params import SamplingParams
 
 _JSON, _MARKDOWN = ".json", (".md", ".markdown")
@@ -69,7 +69,7 @@ def save(
             f"{str(path)!r} exists and is not of this conversation; choose another name"
         ) from None
     except (OSError, ValueError) as error:
-        raise RequestError(f"cannot write {str(path)!r}: {_why(error)}") from None
+        raise RequestError(f"cannot write {str(path)!r}: {cause(error)}") from None
 
 
 def load(path: Path) -> Saved:
@@ -79,7 +79,7 @@ def load(path: Path) -> Saved:
             raise RequestError(f"{str(path)!r} is larger than {_LARGEST >> 20} MiB")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RequestError(f"cannot read {str(path)!r}: {_why(error)}") from None
+        raise RequestError(f"cannot read {str(path)!r}: {cause(error)}") from None
     except RequestError:
         raise
     except (ValueError, RecursionError) as error:
@@ -134,7 +134,3 @@ def _markdown(model: str, system: str | None, turns: Sequence[Turn]) -> str:
     for turn in turns:
         parts += ["## User", turn.user, "## Assistant", turn.answer]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or brief(error, 120)

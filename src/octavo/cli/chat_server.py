@@ -10,11 +10,19 @@ import json
 import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from octavo.bench.answer import EventReader
+from octavo.bench.http import Address
 from octavo.cli.chat_backend import Message, Piece, Prompt
-from octavo.errors import ConfigError, ContextLengthError, OctavoError, RequestError, brief, shown
+from octavo.errors import (
+    ConfigError,
+    ContextLengthError,
+    OctavoError,
+    RequestError,
+    brief,
+    cause,
+    shown,
+)
 from octavo.params import SamplingParams
 
 _CONNECT_SECONDS = 10
@@ -27,17 +35,11 @@ class ServerBackend:
     knows_defaults = False
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
-        parts = urlsplit(url if "://" in url or url.startswith("unix:") else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigError(f"url must be such as http://127.0.0.1:8000, not {url!r}")
-        self._tls = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
-        self._url = f"{parts.scheme}://{parts.netloc}{self._path}"
+        whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
+        self._address = address = Address.parse(whole, "url")
+        self._path = address.path.removesuffix("/v1")
+        scheme = "https" if address.tls else "http"
+        self._url = f"{scheme}://{address.host_header}{self._path}"
         self._headers = {"User-Agent": "octavo-chat", "Content-Type": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -123,7 +125,7 @@ class ServerBackend:
             yield response
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(
-                f"the server at {self._url} does not answer: {_why(error)}"
+                f"the server at {self._url} does not answer: {cause(error)}"
             ) from None
         finally:
             if response is not None:
@@ -131,14 +133,13 @@ class ServerBackend:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        if self._tls:
+        host, port = self._address.host, self._address.port
+        if self._address.tls:
+            context = ssl.create_default_context()
             return http.client.HTTPSConnection(
-                self._host,
-                self._port,
-                timeout=_CONNECT_SECONDS,
-                context=ssl.create_default_context(),
+                host, port, timeout=_CONNECT_SECONDS, context=context
             )
-        return http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
+        return http.client.HTTPConnection(host, port, timeout=_CONNECT_SECONDS)
 
 
 class _NotFoundError(RequestError):
@@ -210,7 +211,3 @@ def _error(status: int, body: bytes, where: str) -> OctavoError:
     said = brief(Exception(message))
     kind = _NotFoundError if status in (404, 405, 501) else RequestError
     return kind(said if status == 200 else f"{where} says HTTP {status}: {said}")
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or brief(error, 120)
