@@ -108,6 +108,7 @@ def test_one_params_each(tiny):
 @pytest.mark.parametrize(
     ("prompts", "params", "error", "says"),
     [
+        ("x", [], RequestError, "sampling_params has 0 values for 1 prompt"),
         ([""], GREEDY, RequestError, "empty"),
         (["a", ""], GREEDY, RequestError, "empty"),
         ([[]], GREEDY, RequestError, "empty"),
