@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import huggingface_hub.constants as constants
 import pytest
 
@@ -14,7 +15,7 @@ from models.hub_server import Hub, serving
 from octavo.cli.main import main
 from octavo.errors import ModelNotFoundError
 from octavo.models.files import resolve
-from octavo.models.hub import size_text
+from octavo.models.hub import explain, size_text
 
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 SHARDED = {
@@ -45,6 +46,7 @@ def server() -> Iterator[Hub]:
 def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     server.repos = {"owner/sharded": dict(SHARDED), "owner/ggufs": dict(GGUFS)}
     server.gated, server.bad_token, server.cut = set(), False, None
+    server.status, server.spoilt = None, set()
     server.asked.clear()
     template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
@@ -160,6 +162,40 @@ def test_what_cannot_be_fetched_is_one_line_with_the_cure(
     line = told(argv, capsys)
     assert all(word in line for word in words), line
     assert hub.fetched() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (200, "no JSON; a proxy or its login page"),
+        (403, "the token in HF_TOKEN may not read it"),
+        (404, "no such model, or it is private"),
+        (429, "too many requests: wait some minutes"),
+        (500, "the hub answers 500; try again later"),
+    ],
+)
+def test_answers_that_are_no_model_are_told_with_their_cure(
+    hub: Hub, capsys: pytest.CaptureFixture[str], status: int, words: str
+) -> None:
+    hub.status = status
+    assert words in told(["owner/sharded"], capsys)
+
+
+def test_a_file_that_is_not_what_the_hub_announced_is_removed(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "owner/ggufs:toy-Q8_0.gguf"
+    hub.spoilt = {"toy-Q8_0.gguf"}
+    assert main(["pull", name]) == 1
+    assert "came with SHA-256" in capsys.readouterr().err
+    hub.spoilt = set()
+    assert main(["pull", name]) == 0
+    assert resolve(name).root.read_bytes() == GGUFS["toy-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.RemoteProtocolError])
+def test_a_fetch_that_broke_off_says_that_it_can_go_on(kind: type[Exception]) -> None:
+    assert "what has come is kept" in explain("owner/model", kind("timed out"))
 
 
 def test_no_network_is_told(

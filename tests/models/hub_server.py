@@ -19,6 +19,8 @@ class Hub:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.gated: set[str] = set()
         self.bad_token = False
+        self.status: int | None = None  # of every answer, with a page for people
+        self.spoilt: set[str] = set()  # files that do not come as they were announced
         self.cut: int | None = None
         self.asked: list[tuple[str, str, str | None]] = []  # method, path, range
         self.url = ""
@@ -61,7 +63,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub.asked.append((self.command, path, self.headers.get("Range")))
         found = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)(?:/(.*))?", path)
         repo = found[1] if found else ""
-        if hub.bad_token:
+        if hub.status is not None:
+            self.reply(hub.status, b"<html>Sign in</html>")
+        elif hub.bad_token:
             self.reply(401, b"{}", X_Error_Message="Invalid user token")
         elif found is None or repo not in hub.repos:
             self.reply(404, b"{}", X_Error_Code="RepoNotFound")
@@ -83,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
                 ]
                 self.reply(200, json.dumps(tree).encode())
             else:
-                siblings = [{"rfilename": n, "size": len(d)} for n, d in files.items()]
+                siblings = [
+                    {"rfilename": n, "size": len(d), "lfs": large(d)} for n, d in files.items()
+                ]
                 info = {
                     "id": repo,
                     "sha": COMMIT,
@@ -97,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
             return
         data = files[name]
+        if name in self.hub.spoilt:
+            data = bytes(len(data))
         begin = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
         headers = {"X_Repo_Commit": COMMIT, "ETag": f'"{oid(data)}"', "Accept_Ranges": "bytes"}
         if begin:
@@ -106,6 +114,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 def oid(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()
+
+
+def large(data: bytes) -> dict[str, object]:
+    """How the hub describes a large file."""
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
 
 
 @contextmanager

@@ -10,7 +10,6 @@ The wheels are never installed.
 
 import argparse
 import contextlib
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -34,9 +33,11 @@ from octavo.models.hub import (
     HUB_ID,
     HubPlan,
     cached_models,
+    check_fetched,
     fetch,
     hub_folder,
     plan,
+    sha256,
     size_text,
     split_id,
 )
@@ -82,7 +83,8 @@ def pull_from_hub(repo: str, revision: str | None, file: str | None) -> Path:
     with progress.shown(), progress.phase(f"asking Hugging Face for {repo}"):
         found = plan(repo, revision, file)
     folder = hub_folder()
-    missing = found.num_bytes - sum(_here(folder, found).values())
+    here = _here(folder, found)
+    missing = found.num_bytes - sum(here.values())
     check_space(folder, missing)
     size, count = size_text(found.num_bytes), len(found.sizes)
     what = f"{count} files, {size}" if count > 1 else f"{found.weights[0]}, {size}"
@@ -91,6 +93,8 @@ def pull_from_hub(repo: str, revision: str | None, file: str | None) -> Path:
     if missing:
         _say(f"fetching {repo} ({what}; {size_text(missing)} are missing) to {folder}")
     root = fetch(repo, revision or found.revision, list(found.sizes))  # shows bars on a terminal
+    with progress.shown(), progress.phase("checking what came"):
+        check_fetched(root, found, found.sizes.keys() - here.keys())
     is_gguf = found.weights[0].endswith(".gguf")
     name = f"{repo}:{found.weights[0]}" if is_gguf else repo
     _say(f"{repo} is {'ready' if missing else 'already here'}: {root}")
@@ -239,8 +243,5 @@ def _check(path: Path, model: EmbeddedModel) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return sha256(file)

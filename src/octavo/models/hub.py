@@ -5,13 +5,15 @@
 share. Neither code nor pickles are ever fetched.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from octavo.errors import ModelNotFoundError, brief
+from octavo.errors import CheckpointError, ModelNotFoundError, brief
 from octavo.models.folder import CONFIG, INDEX, SINGLE, weights_of_index
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "merges.txt")
@@ -19,6 +21,7 @@ HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # A part of a model in several files, as `gguf-split` names them.
 PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 _SHOWN = 12  # files named in an error
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class HubPlan:
     sizes: Mapping[str, int]
     weights: tuple[str, ...]
     licence: str | None = None  # as the model's card has it
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256, of large files
 
     @property
     def num_bytes(self) -> int:
@@ -65,12 +69,15 @@ def plan(repo: str, revision: str | None, file: str | None) -> HubPlan:
     licence = getattr(info.card_data, "license_name", None) or getattr(
         info.card_data, "license", None
     )
+    files = (*chosen, *weights)
+    digests = {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs is not None}
     return HubPlan(
         repo,
         commit,
-        {name: sizes[name] for name in (*chosen, *weights)},
+        {name: sizes[name] for name in files},
         tuple(weights),
         licence if isinstance(licence, str) else None,
+        {name: digests[name] for name in files if name in digests},
     )
 
 
@@ -85,6 +92,30 @@ def fetch(repo: str, revision: str | None, files: Sequence[str]) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except Exception as error:
         raise ModelNotFoundError(explain(repo, error, revision)) from error
+
+
+def check_fetched(root: Path, found: HubPlan, names: Iterable[str]) -> None:
+    """Raise CheckpointError, and remove the file, where one is not what the hub says it is."""
+    for name in names:
+        path = root / name
+        if (wanted := found.digests.get(name)) is None:
+            continue
+        with path.open("rb") as file:
+            digest = sha256(file)
+        if digest != wanted:
+            path.resolve().unlink()  # the cache's blob, which `path` is a link to
+            path.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"{name} of {found.repo} came with SHA-256 {digest}, and the hub says {wanted}; it "
+                "was removed, pull it again"
+            )
+
+
+def sha256(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def hub_folder() -> Path:
@@ -156,7 +187,7 @@ def explain(repo: str, error: BaseException, revision: str | None = None) -> str
         return f"model {repo!r} has no revision {revision!r} on Hugging Face"
     if status == 401 and "invalid" in str(error).lower() and "token" in str(error).lower():
         return f"model {repo!r}: Hugging Face does not know the token in HF_TOKEN; make a new one"
-    if has(errors.RepositoryNotFoundError) or status == 401:
+    if has(errors.RepositoryNotFoundError) or status in (401, 404):
         return (
             f"model {repo!r}: Hugging Face has no such model, or it is private; check the name, or "
             "set HF_TOKEN to a token that may read it"
@@ -164,9 +195,19 @@ def explain(repo: str, error: BaseException, revision: str | None = None) -> str
     if has(errors.HFValidationError):
         return f"model {repo!r} is no Hugging Face id, which has the form 'owner/name'"
     if status is not None:
-        return f"model {repo!r} cannot be fetched: the hub answers {status}; try again later"
+        return f"model {repo!r} cannot be fetched: the hub answers {status}{_cure(status)}"
     if has(OSError) and (full := next((c for c in causes if getattr(c, "errno", 0) == 28), None)):
         return f"model {repo!r} cannot be fetched: {full}; HF_HOME names another cache folder"
+    if has(json.JSONDecodeError):
+        return (
+            f"model {repo!r}: the answer is not the hub's: no JSON; a proxy or its login page may "
+            "have sent it, or HF_ENDPOINT names no hub"
+        )
+    if _is_named(causes, "ReadTimeout", "ReadError", "RemoteProtocolError"):
+        return (
+            f"model {repo!r}: the connection to Hugging Face broke off ({brief(error, 100)}); run "
+            "the same again: what has come is kept"
+        )
     if has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) or _is_network(causes):
         return (
             f"model {repo!r}: not in the download cache, and Hugging Face cannot be reached (no "
@@ -181,9 +222,21 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def _cure(status: int) -> str:
+    if status == 403:
+        return ": the token in HF_TOKEN may not read it, or a proxy refuses it"
+    if status == 429:
+        return ", too many requests: wait some minutes, or set HF_TOKEN, which raises the limit"
+    return "; try again later" if status >= 500 else ""
+
+
 def _is_network(causes: Sequence[BaseException]) -> bool:
-    names = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
-    return bool(names & {"ConnectError", "ConnectionError", "TransportError", "Timeout"})
+    return _is_named(causes, "ConnectError", "ConnectionError", "TransportError", "Timeout")
+
+
+def _is_named(causes: Sequence[BaseException], *names: str) -> bool:
+    """By name: which library raises them has changed before."""
+    return any(kind.__name__ in names for cause in causes for kind in type(cause).__mro__)
 
 
 def _safetensors(repo: str, commit: str, top: Mapping[str, int]) -> list[str]:
