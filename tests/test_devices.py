@@ -4,8 +4,9 @@ import pytest
 
 from octavo import devices
 from octavo.cli.arguments import Parser
-from octavo.config import EngineConfig, add_flags
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.utils.flags import add_flags
 
 
 @pytest.fixture(autouse=True)

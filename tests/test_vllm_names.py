@@ -15,13 +15,14 @@ from octavo import LLM, AsyncLLM, TokensPrompt, vllm_names
 from octavo.cli import serve
 from octavo.cli.arguments import Parser, engine_options
 from octavo.cli.main import command_parser
-from octavo.config import EngineConfig, flag_name
+from octavo.config import EngineConfig
 from octavo.engine.fake import FakeRunner
 from octavo.errors import ConfigError, RequestError, RequestTypeError
 from octavo.params import SamplingParams
 from octavo.server.options import ServerConfig
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from octavo.text.tokenizer import load_tokenizer
+from octavo.utils.flags import flag_name
 from octavo.vllm_names import Entry, Kind, Status
 
 SNAPSHOT = Path(__file__).parent / "vllm_names.txt"

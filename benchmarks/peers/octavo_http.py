@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.protocol import Outcome, serve
 from benchmarks.server import ServeProcess, ask, run_client
 from benchmarks.workloads import Job
-from octavo.config import flag_name
+from octavo.utils.flags import flag_name
 from octavo.version import __version__
 
 

@@ -1,26 +1,26 @@
 """One frozen configuration: parsed, checked, then only read.
 
 Every field of `EngineConfig` is a keyword of `LLM(...)` and a flag of `octavo serve`
-(`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. Flags are
-generated from the fields, so the two cannot diverge. vLLM's other options are looked up in
-`vllm_names`: accepted with a neutral value, refused with a reason otherwise. `with_` makes a
-changed copy; nothing is modified in place. What depends on the model (its window, the KV budget)
-is derived by the runner, which reports it in `core.plan.RunnerLimits`.
+(`max_model_len` is `--max-model-len`), with vLLM's name where vLLM has one. vLLM's other options
+are looked up in `vllm_names`: accepted with a neutral value, refused with a reason otherwise.
+`with_` makes a changed copy; nothing is modified in place.
+
+Not here: flags, which `utils.flags` generates from the fields, so that the two cannot diverge; what
+depends on the model (its window, the KV budget), which the runner derives and reports in
+`core.plan.RunnerLimits`.
 """
 
-import argparse
-import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from octavo import devices, vllm_names
 from octavo.errors import ConfigError, nearest, shown
 from octavo.log import get_logger
-from octavo.vllm_names import Entry, Form, Kind, Status
+from octavo.vllm_names import Entry, Kind, Status
 
 logger = get_logger(__name__)
 
@@ -191,7 +191,7 @@ def check_names(cls: type, options: Mapping[str, Any]) -> None:
 
 def check_type(item: "Field[Any]", value: object) -> None:
     """Raise ConfigError unless `value` is of the field's annotation, and within its bounds."""
-    allowed, choices, optional = _kinds(item)
+    allowed, choices, optional = kinds_of(item)
     if value is None and optional:
         return
     wanted = f"one of {choices}" if choices else " or ".join(t.__name__ for t in allowed)
@@ -218,7 +218,7 @@ def _is(value: object, allowed: tuple[type, ...]) -> bool:
     return isinstance(value, allowed)
 
 
-def _kinds(item: "Field[Any]") -> tuple[tuple[type, ...], tuple[str, ...], bool]:
+def kinds_of(item: "Field[Any]") -> tuple[tuple[type, ...], tuple[str, ...], bool]:
     """(types, choices, may be None) of a field's annotation."""
     hint = item.type
     if "names" in item.metadata:  # choices that may grow at run time
@@ -289,130 +289,3 @@ def parse_size(name: str, text: str) -> int:
     if value != int(value):
         raise ConfigError(f"{name} must be a whole number, not {shown(text)}")
     return int(value)
-
-
-def flag_name(field_name: str) -> str:
-    return "--" + field_name.replace("_", "-")
-
-
-def add_flags(
-    parser: argparse._ActionsContainer,
-    cls: type,
-    skip: tuple[str, ...] = (),
-    with_defaults: bool = False,
-) -> None:
-    """Give `parser` one flag for each field of `cls`.
-
-    Flags left out leave no attribute, or with `with_defaults` that of the field.
-    """
-    short = {name: flag for flag, name in vllm_names.SHORT_FLAGS.items()}
-    for item in fields(cls):
-        if item.name in skip:
-            continue
-        names = [short[item.name]] if item.name in short else []
-        parser.add_argument(
-            *names,
-            flag_name(item.name),
-            dest=item.name,
-            default=item.default if with_defaults else argparse.SUPPRESS,
-            help=f"{item.metadata['help']} (default: {item.default})",
-            **_form(item),
-        )
-
-
-def add_vllm_flags(
-    parser: argparse._ActionsContainer, cls: type, kinds: tuple[Kind, ...] = (Kind.ENGINE,)
-) -> None:
-    """Give `parser` vLLM's flags that are no fields of `cls`, hidden from its help.
-
-    Their values are for `in_our_names`, which takes or refuses them.
-    """
-    ours = {item.name: item for item in fields(cls)}
-    short = {name: flag for flag, name in vllm_names.SHORT_FLAGS.items()}
-    for entry in (entry for kind in kinds for entry in vllm_names.entries(kind)):
-        flag = flag_name(entry.name)
-        if flag in parser._option_string_actions or entry.status is Status.SUPPORTED:
-            continue
-        if entry.ours in ours:
-            form = _form(ours[entry.ours])
-        else:
-            form = dict(_FORMS[entry.form])
-        names = [short[entry.name]] if entry.name in short else []
-        parser.add_argument(
-            *names,
-            flag,
-            dest=entry.name,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-            **form,
-        )
-
-
-def _json(text: str) -> Any:
-    """What a word of a command line means: JSON where it is, else itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-class _Spread(argparse.Action):
-    """Several values, separated by spaces or as a JSON list, as a list."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, _spread(values))
-
-
-def _spread(words: list[str]) -> list[Any]:
-    """The values of a list flag; a word may be a JSON list of them."""
-    found: list[Any] = []
-    for word in words:
-        value = _json(word) if word.startswith("[") else word
-        found += value if isinstance(value, list) else [value]
-    return found
-
-
-_FORMS: Mapping[Form, Mapping[str, Any]] = types.MappingProxyType(
-    {
-        Form.FLAG: {"action": argparse.BooleanOptionalAction},
-        Form.VALUE: {"type": _json, "nargs": "?", "const": True},
-        Form.LIST: {"action": _Spread, "nargs": "*"},
-    }
-)
-
-
-def _form(item: "Field[Any]") -> dict[str, Any]:
-    """The keywords of add_argument for a field."""
-    kinds, choices, _ = _kinds(item)
-    if kinds == (bool,):
-        return {"action": argparse.BooleanOptionalAction}
-    if choices:
-        return {"type": _converter(item), "metavar": "{" + ",".join(choices) + "}"}
-    if item.metadata.get("size"):
-        return {"type": _converter(item), "metavar": "SIZE"}
-    return {"type": kinds[0], "metavar": kinds[0].__name__.upper()}
-
-
-def _converter(item: "Field[Any]") -> Callable[[str], Any]:
-    """Reads a flag's value as the field, or a spelling that vLLM has for one."""
-    entry = vllm_names.find(Kind.ENGINE, item.name)
-    theirs = [value for value, _ in entry.meaning] + list(entry.neutral) if entry else []
-
-    def convert(text: str) -> Any:
-        for value in theirs:
-            if value is not None and text == str(value):
-                return value
-        try:
-            value = parse_size(item.name, text) if item.metadata.get("size") else text
-            check_type(item, value)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return value
-
-    return convert

@@ -13,8 +13,9 @@ from octavo.cli.arguments import (
     engine_options,
     sampling_options,
 )
-from octavo.config import EngineConfig, flag_name
+from octavo.config import EngineConfig
 from octavo.params import SamplingParams
+from octavo.utils.flags import flag_name
 
 # Not for a command line: the first two shape a Python caller's outputs.
 NO_FLAG = {"output_kind", "detokenize"}

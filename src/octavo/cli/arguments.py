@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from octavo.config import EngineConfig, add_flags, add_vllm_flags, flag_name, in_our_names
+from octavo.config import EngineConfig, in_our_names
 from octavo.errors import nearest
 from octavo.params import SamplingParams
 from octavo.utils.argparse_utils import FlexibleArgumentParser, add_config_flag
+from octavo.utils.flags import add_flags, add_vllm_flags, flag_name
 from octavo.vllm_names import Kind, entries, find
 
 # Every field of SamplingParams that makes sense on a command line, and its help. Types and

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli.arguments import Parser
-from octavo.config import flag_name
 from octavo.errors import ConfigError
+from octavo.utils.flags import flag_name
 
 if TYPE_CHECKING:
     from octavo.bench.datasets import Sample, Shape, Tokens

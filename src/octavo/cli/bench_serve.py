@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.arguments import Parser
 from octavo.cli.bench_datasets import add_dataset_flags, check_dataset, read_samples
-from octavo.config import flag_name
 from octavo.errors import ConfigError, OctavoError
 from octavo.log import openai_key_from_environment
+from octavo.utils.flags import flag_name
 
 if TYPE_CHECKING:
     from octavo.bench.datasets import Tokens

@@ -25,7 +25,7 @@ from octavo.cli.chat_commands import UNUSED_SETTINGS, Commands, figures, setting
 from octavo.cli.chat_input import LineReader, PromptReader, Reader, message_of
 from octavo.cli.chat_session import Reply, Session
 from octavo.cli.generate import SKIP, prepare
-from octavo.config import EngineConfig, flag_name
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.log import (
     api_keys_from_environment,
@@ -35,6 +35,7 @@ from octavo.log import (
     terminal_abilities,
 )
 from octavo.params import SamplingParams
+from octavo.utils.flags import flag_name
 
 if TYPE_CHECKING:
     from octavo.cli.chat_screen import Screen

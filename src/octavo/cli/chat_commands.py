@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from octavo.cli import chat_files
 from octavo.cli.arguments import SAMPLING_HELP, Parser, add_sampling_flags
 from octavo.cli.chat_session import Reply, Session
-from octavo.config import flag_name
 from octavo.errors import RequestError, counted, nearest
 from octavo.params import SamplingParams
+from octavo.utils.flags import flag_name
 
 # Of no use in a conversation: it has one answer at a time, and shows its text only.
 UNUSED_SETTINGS = ("n", "logprobs", "prompt_logprobs")

@@ -5,13 +5,14 @@ from dataclasses import fields
 from typing import Any
 
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
-from octavo.config import EngineConfig, add_vllm_flags, in_our_names
+from octavo.config import EngineConfig, in_our_names
 from octavo.engine.preflight import check_options
 from octavo.errors import ConfigError, OctavoError
 from octavo.log import api_keys_from_environment, configure, get_logger, is_json
 from octavo.server.listener import open_listener
 from octavo.server.options import ServerConfig, add_server_flags, last_word
 from octavo.server.tls import check_tls
+from octavo.utils.flags import add_vllm_flags
 from octavo.vllm_names import Kind, names
 
 logger = get_logger(__name__)

@@ -7,15 +7,10 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from octavo.config import (
-    OFFLINE_SCHEDULER,
-    EngineConfig,
-    add_flags,
-    add_vllm_flags,
-    in_our_names,
-)
+from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
 from octavo.errors import advise_on_assignment
 from octavo.utils.argparse_utils import FlexibleArgumentParser, add_config_flag
+from octavo.utils.flags import add_flags, add_vllm_flags
 from octavo.vllm_names import Kind, names
 
 ArgsT = TypeVar("ArgsT", bound="EngineArgs")

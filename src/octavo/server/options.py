@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from octavo.config import add_flags, check_type, flag_name
+from octavo.config import check_type
 from octavo.errors import ConfigError, nearest
 from octavo.log import FORMATS, LEVELS
+from octavo.utils.flags import add_flags, flag_name
 
 STATS_SECONDS = 10.0
 _METHODS = ("*", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")

@@ -1,6 +1,6 @@
 """Command lines as vLLM's users write them: underscores, `--disable-x`, and a YAML file of flags.
 
-Not here: which flags there are (`config.add_flags`, `cli.arguments`).
+Not here: which flags there are (`utils.flags`, `cli.arguments`).
 """
 
 import argparse
