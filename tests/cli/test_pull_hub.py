@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,6 +197,15 @@ def test_a_file_that_is_not_what_the_hub_announced_is_removed(
 @pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.RemoteProtocolError])
 def test_a_fetch_that_broke_off_says_that_it_can_go_on(kind: type[Exception]) -> None:
     assert "what has come is kept" in explain("owner/model", kind("timed out"))
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("octavo.models.hub._TIMEOUT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert "broke off (timed out); run the same again" in told(["owner/sharded"], capsys)
 
 
 def test_no_network_is_told(

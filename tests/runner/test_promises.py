@@ -108,6 +108,23 @@ def test_without_a_folder_that_can_be_written_nothing_is_promised(tmp_path):
         held.release()
 
 
+def test_on_a_full_disk_nothing_is_promised_and_nothing_is_left(folder, monkeypatch):
+    def write(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "write", write)
+    held = Promises(folder).make("a", 100, 0)
+    monkeypatch.undo()
+    assert list(folder.glob("*.json")) == []
+    held.release()
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(folder):
+    folder.mkdir(exist_ok=True)
+    module.os.mkfifo(folder / "1-0.json")
+    assert Promises(folder).others() == []
+
+
 def test_one_engine_at_a_time_is_sized(folder, monkeypatch):
     monkeypatch.setattr(module, "_LOCK_SECONDS", 0.1)
     here = Promises(folder)

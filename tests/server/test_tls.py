@@ -32,6 +32,7 @@ def test_files_that_do_not(certificate, tmp_path):
                    check=True)  # fmt: skip
     for words, options in {
         "ssl_certfile: .*nowhere does not exist": {"ssl_certfile": tmp_path / "nowhere"},
+        f"ssl_certfile: {tmp_path} is not a file": {"ssl_certfile": tmp_path},
         "ssl_keyfile: .*nowhere does not exist": {
             "ssl_certfile": cert, "ssl_keyfile": tmp_path / "nowhere",
         },

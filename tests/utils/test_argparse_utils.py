@@ -16,6 +16,9 @@ def parser() -> Parser:
     return parser
 
 
+PAIRS = ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi", "ij")
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "flags.yaml"
@@ -57,7 +60,18 @@ def test_the_command_line_wins_in_any_order(parser: Parser, file: Path) -> None:
         ("max-model-length: 5", "unknown option 'max-model-length'; did you mean 'max-model-len'"),
         ("- a list", "must hold lines such as"),
         ("a: [", "flags.yaml"),
-        ("config: other.yaml", "unknown option 'config'"),
+        ("config: other.yaml", "a file of flags cannot name another"),
+        ("seed: 0\nseed: 1", "'seed' is given twice"),
+        ("max-model-len: 8\nmax_model_len: 9", "'max_model_len' is given twice"),
+        ("enable-prefix-caching: true\nno-enable-prefix-caching: true", "is given twice"),
+        ("seed: " + "[" * 3000, "nested too deeply"),
+        ("seed: &a [*a]", "the value of 'seed' is too large for a flag"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1]\n"
+            + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in PAIRS)
+            + "seed: *j",
+            "too large for a flag",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(
@@ -99,3 +113,8 @@ def test_a_parser_of_one_s_own_takes_underscores() -> None:
 def test_a_random_id() -> None:
     assert len(random_uuid()) == 16
     assert random_uuid() != random_uuid()
+
+
+def test_a_date_in_a_file_is_its_flag_s_text(parser: Parser, file: Path) -> None:
+    file.write_text("revision: 2024-01-01")
+    assert options(parser, "m", "--config", str(file)) == {"model": "m", "revision": "2024-01-01"}

@@ -22,6 +22,7 @@ HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 _SHOWN = 12  # files named in an error
 _CHUNK = 1 << 20
+_TIMEOUT_SECONDS = 20.0  # of an answer without files; the library's default is to wait for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def plan(repo: str, revision: str | None, file: str | None) -> HubPlan:
     from huggingface_hub import HfApi
 
     try:
-        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+        info = HfApi().model_info(
+            repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
+        )
     except Exception as error:
         raise ModelNotFoundError(explain(repo, error, revision)) from error
     sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}

@@ -91,11 +91,15 @@ class Promises:
         try:
             handle = self._open(name)
         except OSError as error:
-            _logger.debug("a promise of memory is not recorded: %s", error)
-            return Held(None, None)
+            return _unrecorded(error)
+        held = Held(handle, self._path(name))
         _locked(handle, fcntl.LOCK_EX)
-        os.write(handle, msgspec.json.encode(promise))
-        return Held(handle, self._path(name))
+        try:
+            os.write(handle, msgspec.json.encode(promise))
+        except OSError as error:  # the disk is full
+            held.release()
+            return _unrecorded(error)
+        return held
 
     def _path(self, name: str) -> Path:
         if self._folder is None:
@@ -120,6 +124,11 @@ class Held:
         self._end()
 
 
+def _unrecorded(error: OSError) -> Held:
+    _logger.debug("a promise of memory is not recorded: %s", error)
+    return Held(None, None)
+
+
 def _drop(handle: int | None, file: Path | None, owner: Owner) -> None:
     """Remove a promise; in a fork, leave its file to the process that wrote it."""
     if handle is not None and file is not None:
@@ -131,7 +140,7 @@ def _drop(handle: int | None, file: Path | None, owner: Owner) -> None:
 def _read(file: Path) -> Promise | None:
     """The promise of a living process of this machine; a dead one's file is removed."""
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # never waits
     except OSError:
         return None
     try:

@@ -16,8 +16,12 @@ def check_tls(options: ServerConfig) -> None:
         return
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         path = getattr(options, name)
-        if path is not None and not os.access(path, os.R_OK):
-            problem = "cannot be read" if os.path.exists(path) else "does not exist"
+        if path is not None and not (os.access(path, os.R_OK) and os.path.isfile(path)):
+            problem = (
+                "does not exist" if not os.path.exists(path)
+                else "cannot be read" if os.path.isfile(path)
+                else "is not a file"
+            )  # fmt: skip
             raise ConfigError(f"{name}: {path} {problem}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = options.ssl_keyfile or options.ssl_certfile

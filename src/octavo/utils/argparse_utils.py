@@ -12,6 +12,8 @@ from typing import Any
 
 from octavo.errors import ConfigError, brief, nearest
 
+_MAX_PARTS = 10_000  # of a value in a file of flags
+
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """argparse's parser, for which `--max_model_len` is `--max-model-len`, `--disable-x` is
@@ -77,7 +79,9 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             flag = self._declared(f"--{key}")
             if flag in ("--model", "--model-tag") and self.knows("--model-of-file"):
                 flag = "--model-of-file"  # so that the command line may name another
-            if not self.knows(flag) or flag == "--config":
+            if flag == "--config":
+                raise ConfigError(f"{name}: a file of flags cannot name another with {key!r}")
+            if not self.knows(flag):
                 hint = nearest(flag, self.flags()).replace("--", "")
                 raise ConfigError(f"{name}: unknown option {key!r}{hint}")
             if isinstance(value, bool):
@@ -85,7 +89,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             elif isinstance(value, list) and self._option_string_actions[flag].nargs == "+":
                 yield from (f"{flag}={item}" for item in value)
             elif value is not None:
-                yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
+                yield f"{flag}={_text(value)}"
 
 
 def _bare(word: str) -> str:
@@ -119,13 +123,44 @@ def read_flags(name: str) -> dict[str, Any]:
     if not name:
         raise ConfigError("--config needs the name of a YAML file")
     try:
-        found = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        text = Path(name).read_text(encoding="utf-8-sig")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        found = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--config {name}: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {name}: {brief(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {name}: nested too deeply") from None
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ConfigError(f"--config {name} must hold lines such as 'max-model-len: 4096'")
+    given: set[str] = set()
+    for node, _ in root.value:  # of two, YAML would take the last
+        if (key := _bare(str(node.value)).replace("_", "-")) in given:
+            raise ConfigError(f"--config {name}: {node.value!r} is given twice")
+        given.add(key)
+    for key, value in found.items():
+        if not _is_small(value):
+            raise ConfigError(f"--config {name}: the value of {key!r} is too large for a flag")
     return found
+
+
+def _text(value: object) -> str:
+    """A value as it stands on a command line."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError:  # a date, for one
+        return str(value)
+
+
+def _is_small(value: object) -> bool:
+    """Whether a value has few parts, of which YAML's aliases can make billions, or a circle."""
+    parts = [value]
+    for _ in range(_MAX_PARTS):
+        if not parts:
+            return True
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return False
