@@ -181,6 +181,34 @@ def test_what_was_missed_comes_as_one():
     run(body())
 
 
+def test_the_last_output_is_not_lost_where_the_end_comes_while_a_reader_looks():
+    class Between:
+        """The reader's lock; right after its first release another thread does its work."""
+
+        def __init__(self, reader):
+            self.lock, self.reader, self.first = reader._lock, reader, True
+
+        def __enter__(self):
+            self.lock.acquire()
+
+        def __exit__(self, *error):
+            self.lock.release()
+            if self.first:
+                self.first = False
+                self.reader.put(RequestOutput("r", None, [1], [], True))
+                self.reader.end()
+
+    async def body():
+        reader = _Reader(asyncio.get_running_loop())
+        reader._lock = Between(reader)
+        output = await reader.next()
+        assert output is not None
+        assert output.finished
+        assert await reader.next() is None
+
+    run(body())
+
+
 def test_bad_requests_are_refused_and_name_the_field(engine):
     cases = [
         (("x", PARAMS, 7), {}, RequestTypeError, "request_id"),
@@ -277,6 +305,11 @@ def test_after_shutdown_it_says_so_and_the_process_is_gone(folder):
     run(body())
     engine.shutdown()
     assert engine.errored
+    # A call that looked before the shutdown, and starts after it.
+    engine._host.closed = False
+    with pytest.raises(EngineError, match="was shut down"):
+        run(outputs(engine.generate("x", PARAMS)))
+    engine._host.closed = True
 
 
 def test_the_collector_ends_a_forgotten_engine(folder):

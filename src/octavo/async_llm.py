@@ -42,6 +42,8 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
+_SHUT_DOWN = "this AsyncLLM was shut down; make a new one"
+
 
 class AsyncLLM:
     """A model, ready to generate for asyncio tasks.
@@ -252,7 +254,7 @@ class AsyncLLM:
         if not self._owner.is_here():
             raise EngineError(self._owner.complaint())
         if self._host.closed:
-            raise EngineError("this AsyncLLM was shut down; make a new one")
+            raise EngineError(_SHUT_DOWN)
 
     def _request_id(self, given: str | None) -> str:
         if given is None:
@@ -275,6 +277,8 @@ class _Host:
         self.stats = EngineStats()
         self._owner = Owner("this engine")
         self._closing = threading.Lock()
+        self._starting = threading.Lock()
+        self._stopping = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="octavo-async-llm", daemon=True
@@ -303,8 +307,15 @@ class _Host:
         self.stats = report.stats
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the loop; to cancel the future cancels the work."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` on the loop; to cancel the future cancels the work.
+
+        Raises EngineError where the loop stops: nobody would run it.
+        """
+        with self._starting:
+            if self._stopping:
+                work.close()
+                raise EngineError(_SHUT_DOWN)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """The result of a function that is called on the loop."""
@@ -334,7 +345,9 @@ class _Host:
             await asyncio.gather(*others, return_exceptions=True)
 
         self.closed = True
-        self.start(finish()).result()
+        with self._starting:
+            self._stopping = True
+        asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -357,20 +370,22 @@ class _Reader:
         self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
-        self._error, self._ended = error, True
+        with self._lock:
+            self._error, self._ended = error, True
         self._wake()
 
     async def next(self) -> RequestOutput | None:
         """What is new; None at the end. Raises the error that the request ended with."""
         while True:
             self._fresh.clear()
-            with self._lock:
+            with self._lock:  # together: the last output may come just before the end
                 output, self._unread = self._unread, None
+                error, ended = self._error, self._ended
             if output is not None:
                 return output
-            if self._error is not None:
-                raise self._error
-            if self._ended:
+            if error is not None:
+                raise error
+            if ended:
                 return None
             await self._fresh.wait()
 
