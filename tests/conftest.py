@@ -58,7 +58,7 @@ def llm_without_weights(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     import kit
     from octavo.config import OFFLINE_SCHEDULER, EngineConfig
     from octavo.core.plan import RunnerLimits, SampleSpec
-    from octavo.core.policy import create_policy
+    from octavo.core.policy_registry import create_policy
     from octavo.engine.fake import FakeRunner
     from octavo.llm import LLM
     from octavo.text.tokenizer import load_tokenizer

@@ -11,7 +11,7 @@ import pytest
 
 from octavo import outputs
 from octavo.config import EngineConfig
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput

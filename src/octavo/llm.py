@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from octavo import progress
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
-from octavo.core.policy import Policy, create_policy
+from octavo.core.policy import Policy
+from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.interrupts import interrupts_deferred

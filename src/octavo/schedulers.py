@@ -12,7 +12,7 @@ from octavo.core.policy import Policy as Policy
 from octavo.core.policy import PriorityScheduler as PriorityScheduler
 from octavo.core.policy import RequestView as RequestView
 from octavo.core.policy import StepLatencies as StepLatencies
-from octavo.core.policy import create_policy as create_policy
+from octavo.core.policy_registry import create_policy as create_policy
 from octavo.core.slo import SLOScheduler as SLOScheduler
 from octavo.core.slo import SLOState as SLOState
 

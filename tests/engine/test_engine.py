@@ -6,7 +6,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine import stats
 from octavo.engine.admission import admit

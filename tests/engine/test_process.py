@@ -16,7 +16,7 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.engine import Engine as EngineCore
 from octavo.engine.fake import FakeRunner

@@ -16,7 +16,7 @@ import octavo
 import serving
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.engine.fake import FakeRunner
 from octavo.text.tokenizer import load_tokenizer
 

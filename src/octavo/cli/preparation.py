@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import progress
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit
 from octavo.engine.preflight import check_names, check_options, outlook

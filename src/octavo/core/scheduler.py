@@ -21,7 +21,8 @@ from octavo.core.block_pool import expect
 from octavo.core.fallback import FallbackPolicy
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
-from octavo.core.policy import Load, Policy, StepLatencies, bind, unbind
+from octavo.core.policy import Load, Policy, StepLatencies
+from octavo.core.policy_registry import bind, unbind
 from octavo.core.queues import PreemptionMode, Queues
 from octavo.core.rates import Rates
 from octavo.core.request import Clock, Request, Status

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
-from octavo.core.policy import Policy, create_policy
+from octavo.core.policy import Policy
+from octavo.core.policy_registry import create_policy
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import ConfigError, nearest
 from octavo.log import get_logger

@@ -20,7 +20,7 @@ from setproctitle import setproctitle
 
 from octavo import progress
 from octavo.config import EngineConfig
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor
 from octavo.engine.messages import (

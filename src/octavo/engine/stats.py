@@ -16,7 +16,7 @@ import msgspec
 
 from octavo.core.kv_manager import KVUsage
 from octavo.core.plan import StepPlan
-from octavo.core.policy import policy_names
+from octavo.core.policy_registry import policy_names
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
 
