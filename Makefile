@@ -9,6 +9,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constraints.txt
 PULL := $(VENV)/bin/octavo pull smollm2
+# Each process computes on one thread; the tests of a file share its models, so they stay together.
+WORKERS ?= 2
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := src tests benchmarks scripts examples
 
 .PHONY: help demo serve test test-slow fuzz lint format docs build package-check bench serving clients \
