@@ -230,9 +230,9 @@ class AsyncLLM:
         """Log a line of statistics."""
         stats = self.stats
         logger.info(
-            "%d running, %d waiting; %.1f tokens/s generated, %.1f of prompts; KV %.1f%% used; "
-            "prefix cache hits %.1f%%",
-            stats.running, stats.waiting, stats.throughput, stats.prompt_throughput,
+            "%d running, %d waiting, %d swapped; tokens/s: %.1f in, %.1f out; KV cache %.1f%% "
+            "held; prefix cache hits %.1f%%",
+            stats.running, stats.waiting, stats.swapped, stats.prompt_throughput, stats.throughput,
             100 * stats.kv_blocks_usage, 100 * stats.cache_hit_rate,
         )  # fmt: skip
 

@@ -171,7 +171,7 @@ def instruction_limit() -> str:
 
 
 def threads_from_environment() -> str | None:
-    """OMP_NUM_THREADS, which OpenMP reads itself; None where nobody set it."""
+    """OMP_NUM_THREADS, which OpenMP reads itself; None where it is not set."""
     return os.environ.get("OMP_NUM_THREADS") or None
 
 
@@ -201,12 +201,11 @@ def environment_for_child(**usual: str) -> dict[str, str]:
     set up Octavo's log it logs what the program's own logging would show.
     """
     shown = logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()).lower()
-    if shown in ("debug", "info", "warning", "error", "critical"):
+    if shown in LEVELS:
         usual = {"OCTAVO_LOG_LEVEL": shown, **usual}
     settings = {}
     for handler in _own_handlers():
-        level = logging.getLogger("octavo").level
-        settings["OCTAVO_LOG_LEVEL"] = logging.getLevelName(level).lower()
+        settings["OCTAVO_LOG_LEVEL"] = shown
         settings["OCTAVO_LOG_FORMAT"] = getattr(handler.formatter, "form", _BRIEF)
     return {**usual, **os.environ, **settings}
 

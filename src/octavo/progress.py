@@ -1,4 +1,4 @@
-"""What a start is doing, for whoever waits for it: phases, on a terminal or as plain lines.
+"""What a start is doing: its phases, shown on a terminal or as plain lines.
 
 Code that takes a while opens a `phase`, or an `item` of a series of which some may lie far apart.
 It is shown where a caller has opened `shown`, else nothing is. On a terminal the innermost phase
@@ -10,12 +10,13 @@ generates is not progress of this kind: `LLM` shows that itself.
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from octavo.log import can_redraw
 
@@ -72,14 +73,14 @@ class Bars:
         phase = phases[-1]
         if phase.foreign:
             if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
-                phase.widget = _Word(phase.name)
+                phase.widget = _Announcement(phase.name)
             return
         if phase.widget is None:
             if phase.seconds < _BAR_AFTER_SECONDS:
                 return
             phase.widget = self._bar(phase)
         phase.widget.n = phase.done
-        phase.widget.ncols = _columns()
+        phase.widget.ncols = columns(sys.stderr)
         phase.widget.refresh()
 
     def cover(self, phase: Phase) -> None:
@@ -98,14 +99,14 @@ class Bars:
         # nrows: of a terminal that says it has none, tqdm would show nothing.
         bar = tqdm(
             desc=phase.name, total=phase.total or None, unit=phase.unit, position=0,
-            unit_scale=phase.unit == "B", ncols=_columns(), nrows=20, file=sys.stderr,
+            unit_scale=phase.unit == "B", ncols=columns(sys.stderr), nrows=20, file=sys.stderr,
             bar_format=_FORMAT if phase.total else _FORMAT_OPEN, initial=phase.done,
         )  # fmt: skip
         bar.start_t -= phase.seconds
         return bar
 
 
-class _Word:
+class _Announcement:
     """A line above another one's bars, in place of a bar."""
 
     leave, n = False, 0
@@ -126,12 +127,12 @@ class Lines:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._told: set[str] = set()
+        self._begun: set[str] = set()
 
     def tick(self, phases: Sequence[Phase]) -> None:
         last = phases[-1]
-        if last.series and last.series not in self._told and last.seconds >= _LINE_AFTER_SECONDS:
-            self._told.add(last.series)
+        if last.series and last.series not in self._begun and last.seconds >= _LINE_AFTER_SECONDS:
+            self._begun.add(last.series)
             self._say(f"{last.series} ...")
         phase = phases[0]
         if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
@@ -273,12 +274,12 @@ def _logs_above() -> contextlib.AbstractContextManager[None]:
     return redirect
 
 
-def _columns() -> int:
-    """The terminal's width; some say that theirs is 0."""
+def columns(stream: TextIO) -> int:
+    """The width of the terminal that `stream` is; some say that theirs is 0."""
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
-        return 80
+        return shutil.get_terminal_size().columns
 
 
 def _print(text: str) -> None:

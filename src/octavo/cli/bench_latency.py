@@ -1,17 +1,10 @@
 """`octavo bench latency`: seconds per batch of requests, the engine in this process."""
 
 import argparse
-import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from octavo.cli.arguments import Parser, add_engine_flags, engine_options
-from octavo.errors import ConfigError
-from octavo.log import configure
-
-if TYPE_CHECKING:
-    from octavo.llm import LLM
+from octavo.cli.arguments import Parser, add_engine_flags
+from octavo.cli.bench_engine import add_output_flags, load, save
 
 
 def add_arguments(parser: Parser) -> None:
@@ -28,11 +21,6 @@ def add_arguments(parser: Parser) -> None:
                            help=f"{text} (default: {default})")  # fmt: skip
     add_output_flags(parser)
     add_engine_flags(parser)
-
-
-def add_output_flags(parser: Parser) -> None:
-    parser.add_argument("--disable-detokenize", action="store_true", help="leave out the text")
-    parser.add_argument("--output-json", type=Path, metavar="FILE", help="save the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,27 +47,6 @@ def run(args: argparse.Namespace) -> int:
     print(offline.latency_text(figures))
     save(args.output_json, figures)
     return 0
-
-
-def load(args: argparse.Namespace, **usual: Any) -> "LLM":
-    """The engine of the flags; `usual` where they say nothing."""
-    configure(default="warning")
-    check_output(args.output_json)
-    from octavo.llm import LLM
-
-    options = {"load_progress": sys.stderr.isatty(), **usual, **engine_options(args, ("model",))}
-    return LLM(model=args.model, **options)
-
-
-def check_output(path: Path | None) -> None:
-    """Whether figures can be saved, before they are measured. Raises ConfigError."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"--output-json {path}: must be a file in a folder that exists")
-
-
-def save(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=4) + "\n")
 
 
 def _say(done: int, total: int) -> None:

@@ -5,7 +5,7 @@ import sys
 
 from octavo.cli.arguments import Parser, add_engine_flags
 from octavo.cli.bench_datasets import add_dataset_flags, check_dataset, read_samples
-from octavo.cli.bench_latency import add_output_flags, load, save
+from octavo.cli.bench_engine import add_output_flags, load, save
 from octavo.errors import ConfigError
 
 

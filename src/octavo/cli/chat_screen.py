@@ -5,12 +5,11 @@ Not here: reading (chat_input.py), and what is said (chat.py, chat_commands.py).
 """
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from typing import TextIO
 
 from octavo.cli.chat_wrap import Wrapper
+from octavo.progress import columns
 
 
 class Screen:
@@ -22,7 +21,7 @@ class Screen:
         self._wraps = out.isatty()
         self._dim = colours and err.isatty()
         self.shows_figures = err.isatty()
-        self._wrapper = Wrapper(out.write, lambda: _columns(out))
+        self._wrapper = Wrapper(out.write, lambda: columns(out))
         self._open = False  # whether the last line of the answer lacks its end
 
     @contextlib.contextmanager
@@ -71,14 +70,7 @@ class Screen:
         if not self._err.isatty():
             return text
         parts: list[str] = []
-        wrapper = Wrapper(parts.append, lambda: _columns(self._err))
+        wrapper = Wrapper(parts.append, lambda: columns(self._err))
         wrapper.feed(text)
         wrapper.finish()
         return "".join(parts).removesuffix("\n")
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns

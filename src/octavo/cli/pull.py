@@ -147,7 +147,7 @@ def _hub_lines() -> Iterator[str]:
 
 def _say_memory(path: Path) -> None:
     """What a GGUF takes once it is loaded, which its size on disk does not tell."""
-    with contextlib.suppress(CheckpointError):  # told when it is opened
+    with contextlib.suppress(CheckpointError):  # which opening it will report
         if note := memory_note(ModelFiles(path.name, path, (path,)).open()):
             _say(note)
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
         if os.path.samestat(os.fstat(lines.fileno()), os.fstat(out.fileno())):
             raise ConfigError("--output-file is the input file; name another one")
         done = Done() if args.overwrite else Done.read(out)
-        # Imported late: a wrong file is told without the web framework.
+        # Imported late: a mistake in a file is reported without the web framework.
         from octavo.engine.preflight import check_options
         from octavo.server.batch import batch_engine
 
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
         async def main() -> int:
             async with contextlib.AsyncExitStack() as stack:
                 # On a terminal the engine's own process shows its phases.
-                lines = config.load_progress and not can_redraw(sys.stderr)
-                with progress.shown(lines), progress.phase(f"loading {config.model}"):
+                as_lines = config.load_progress and not can_redraw(sys.stderr)
+                with progress.shown(as_lines), progress.phase(f"loading {config.model}"):
                     running = await stack.enter_async_context(engine)
                 return await batch.run(running, 2 * config.max_num_seqs)
 
@@ -249,14 +249,14 @@ class Batch:
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Any]:
         """A function that shows how far the batch is: a bar, or a line every 10 s."""
-        began = told = time.monotonic()
+        began = shown = time.monotonic()
         if not can_redraw(sys.stderr):
 
             def say() -> None:
-                nonlocal told
+                nonlocal shown
                 now = time.monotonic()
-                if now - told >= _LINE_SECONDS:
-                    told = now
+                if now - shown >= _LINE_SECONDS:
+                    shown = now
                     print(self._line(now - began), file=sys.stderr, flush=True)
 
             yield say

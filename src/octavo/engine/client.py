@@ -360,7 +360,7 @@ class EngineClient:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if not self._ready.cancel() and not self._ready.cancelled():
-                self._ready.exception()  # otherwise asyncio logs that nobody read it
+                self._ready.exception()  # read, or asyncio logs that it never was
 
     async def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         try:

@@ -31,7 +31,7 @@ def declared(source: str, config: Any, files: Mapping[str, Mapping[str, Any]]) -
     found: dict[str, Any] = {}
     places: dict[str, str] = {}
     if config is not None and not isinstance(config, Mapping):
-        return config  # whoever describes it refuses it
+        return config  # refused where it is described
     blocks: dict[str, tuple[Mapping[str, Any], str | None]] = {}
     if config is not None:
         blocks[f"{source}: {FIELD}"] = (config, None)

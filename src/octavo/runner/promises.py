@@ -2,7 +2,7 @@
 
 The pages of a KV cache are taken from the system when they are first written, so the system counts
 them as free until then, and a second engine would plan with them too. Each engine therefore keeps a
-file, locked while it lives, in a common folder; a file that nobody locks is of a process that has
+file, locked while it lives, in a common folder; a file without a lock is of a process that has
 ended, however it ended, and is removed.
 
 Counted are processes of the same user, folder, boot and PID namespace: containers, which have

@@ -160,7 +160,7 @@ async def _post(app: ASGIApp, request: BatchRequest) -> tuple[int, dict[bytes, b
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await never.wait()  # nobody hangs up
+            await never.wait()  # the client of a batch does not disconnect
         sent = True
         return {"type": "http.request", "body": request.body, "more_body": False}
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import msgspec
 
 from octavo import vllm_names
-from octavo.errors import RequestError, RequestTypeError, nearest
+from octavo.errors import RequestError, RequestTypeError, nearest, shown
 from octavo.params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 from octavo.vllm_names import Kind, Status
 
@@ -257,7 +257,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise RequestError(f"the field {_short(name)} is given twice", name[:60])
+                raise RequestError(f"the field {shown(name, 60)} is given twice", name[:60])
             seen.add(name)
     return found
 
@@ -312,11 +312,6 @@ def _equal(one: object, other: object) -> bool:
     return one == other and (type(one) is bool) == (type(other) is bool)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
     """Raise our error for msgspec's, such as `Expected ..., got ... - at $.a[0].b`."""
     reason, _, place = text.partition(" - at `$")
@@ -327,7 +322,7 @@ def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
     wanted = reason.replace("`", "").replace(" | null", "").replace("Expected", "expected")
     wanted = wanted.replace("_NotANumber", "what is not a JSON number")
     value = fields.get(path)
-    had = f": {_short(value)}" if isinstance(value, (str, int, float, bool)) else ""
+    had = f": {shown(value, 60)}" if isinstance(value, (str, int, float, bool)) else ""
     raise RequestTypeError(f"{path or 'the body'}: {wanted}{had}", path or None)
 
 
@@ -405,13 +400,13 @@ def _chat_limit(body: ChatBody) -> int | None:
         return old
     if old is not None and old != limit:
         raise RequestError(
-            f"max_completion_tokens ({_short(limit)}) and max_tokens ({_short(old)}) differ; "
+            f"max_completion_tokens ({shown(limit, 60)}) and max_tokens ({shown(old, 60)}) differ; "
             "give one of them",
             "max_completion_tokens",
         )
     if limit < 1:
         raise RequestError(
-            f"max_completion_tokens must be at least 1, not {_short(limit)}",
+            f"max_completion_tokens must be at least 1, not {shown(limit, 60)}",
             "max_completion_tokens",
         )
     return limit
@@ -424,7 +419,7 @@ def _chat_logprobs(body: ChatBody) -> int | None:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
         if not 0 <= top <= MAX_LOGPROBS:
             raise RequestError(
-                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {_short(top)}",
+                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {shown(top, 60)}",
                 "top_logprobs",
             )
     return (top or 0) if body.logprobs else None
@@ -435,7 +430,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     for key, amount in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise RequestError(
-                f"logit_bias keys must be token ids (integers from 0), not {_short(key)}",
+                f"logit_bias keys must be token ids (integers from 0), not {shown(key, 60)}",
                 "logit_bias",
             )
         bias[int(key)] = amount

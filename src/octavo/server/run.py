@@ -122,7 +122,7 @@ class Runner:
     def drain(self) -> None:
         """Refuse new requests, let running ones finish in time. A second call ends them now.
 
-        The listener stays open until then: clients and probes are told that the server leaves.
+        The listener stays open until then: clients and probes get an answer that says so.
         """
         loop = asyncio.get_running_loop()
         if self.service.draining:

@@ -51,7 +51,7 @@ _REASONS = MappingProxyType(
 
 
 def reason(path: str) -> str | None:
-    """What to tell a client that asks for `path`; None for a path that nobody is known to serve."""
+    """What a 404 says of `path`; None for a path that no known server has."""
     if path in _REASONS:
         return _REASONS[path]
     parents = [path[: i + 1] for i, letter in enumerate(path[:200]) if letter == "/"][1:]
