@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := src tests benchmarks scripts examples
 
 .PHONY: help demo serve test test-slow fuzz lint format docs build package-check bench serving clients \
-	startup report clean
+	startup gpu-check report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ clients: $(VENV)/.dev ## third-party clients: OpenAI's npm client, langchain, li
 startup: $(VENV)/.bench ## import time, --help, start to first token; saves a row
 	@$(PULL)
 	@$(PY) -m benchmarks.startup --save
+
+gpu-check: ## on a machine with an NVIDIA GPU: what is right, and how fast it is; see docs/gpu.md
+	@$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 report: $(VENV)/.dev ## lines of code per folder, and the longest functions
 	@$(PY) -m scripts.report

@@ -76,7 +76,7 @@ class Sequences:
         step = metadata(list(zip(queries, self.lengths, strict=True)), self.block_size)
         query = torch.cat([q[len(q) - n :] for q, n in zip(self.q, queries, strict=True)])
         out = self.backend.attend(query, self.cache, step, self.spec)
-        return list(out.split(list(queries)))
+        return list(torch.split(out, list(queries)))
 
     def chunks(self, index: int, size: int) -> torch.Tensor:
         """All queries of one sequence, `size` at a time, each chunk in a step of its own."""

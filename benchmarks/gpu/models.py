@@ -1,0 +1,206 @@
+"""Models of the shapes of known ones, with seeded random weights: nothing is downloaded.
+
+A checkpoint here is a header and a hole: the file of the weights has its full size and takes no
+space. The weights are made where they are needed.
+"""
+
+import json
+import math
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.gpu.section import Scale, median_ms
+from octavo.config import EngineConfig
+from octavo.core.plan import PlanRow, SampleSpec, StepPlan
+from octavo.models import loader
+from octavo.models.weights import Weights
+from octavo.params import SamplingParams
+from octavo.runner.model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama model. tied: the embedding is the head."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": self.vocab,
+            "hidden_size": self.hidden, "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+            "tie_word_embeddings": self.tied, "hidden_act": "silu", "torch_dtype": "bfloat16",
+            "bos_token_id": 0, "eos_token_id": 1,
+        }  # fmt: skip
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        size, inner = self.hidden, self.inner
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab, size), "model.norm.weight": (size,),
+        }  # fmt: skip
+        if not self.tied:
+            found["lm_head.weight"] = (self.vocab, size)
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}."
+            found |= {
+                at + "input_layernorm.weight": (size,),
+                at + "post_attention_layernorm.weight": (size,),
+                at + "self_attn.q_proj.weight": (q, size),
+                at + "self_attn.k_proj.weight": (kv, size),
+                at + "self_attn.v_proj.weight": (kv, size),
+                at + "self_attn.o_proj.weight": (size, q),
+                at + "mlp.gate_proj.weight": (inner, size),
+                at + "mlp.up_proj.weight": (inner, size),
+                at + "mlp.down_proj.weight": (size, inner),
+            }
+        return found
+
+    @property
+    def parameters_read(self) -> int:
+        """Parameters that a step reads: all but the embedding, of which it reads a few rows."""
+        embedding = 0 if self.tied else self.vocab * self.hidden
+        return sum(math.prod(shape) for shape in self.tensors().values()) - embedding
+
+    def kv_bytes(self, size: int = 2) -> int:
+        """Of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * size
+
+
+SHAPES = {
+    "toy": Shape(2, 64, 96, 4, 2, 16, 259),
+    "1B": Shape(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
+    "1B of 4 layers": Shape(4, 2048, 8192, 32, 8, 64, 32000, tied=True),
+    "8B": Shape(32, 4096, 14336, 32, 8, 128, 128256),
+    "13B": Shape(40, 5120, 13824, 40, 40, 128, 32000),
+}
+
+
+class RandomWeights(Weights):
+    """Normal values of a suitable size, the same on every device of one kind for one seed.
+
+    on_host: made in host memory, so that they are the same on all devices.
+    """
+
+    on_host = False
+
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        parts = [self._made(name, dtype or self._dtype) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def matrix(self, method: str, *names: str) -> torch.Tensor:
+        return self.take(*names).flatten(0, -2)
+
+    def _made(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        self._advance(self._sources.pop(name))
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=dtype, device=self._device)
+        device = "cpu" if self.on_host else self._device
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=torch.float32 if self.on_host else dtype, device=device)
+        scale = 1.0 if "embed" in name else 1.0 / math.sqrt(shape[-1])
+        return values.normal_(0, scale, generator=generator).to(self._device, dtype)
+
+
+class HostRandomWeights(RandomWeights):
+    on_host = True
+
+
+def write(folder: Path, shape: Shape) -> Path:
+    """A checkpoint of `shape` whose values are a hole in the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape.config()))
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, dims in shape.tensors().items():
+        begin, end = end, end + 2 * math.prod(dims)
+        entries[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + end)
+    return folder
+
+
+def start(folder: Path, scale: Scale, same_everywhere: bool = False, **options: Any) -> ModelRunner:
+    """A runner of the checkpoint in `folder` with random weights, and random values as KV.
+
+    same_everywhere: the weights are the same on every device.
+    """
+    given = {"model": str(folder), "device": scale.device, "load_progress": False, **options}
+    given.setdefault("dtype", "float32" if scale.dry else "bfloat16")
+    kind = HostRandomWeights if same_everywhere else RandomWeights
+    with patch.object(loader, "Weights", kind):
+        runner = ModelRunner(EngineConfig.from_options(given))
+    for tensor in runner.cache.tensors:
+        if tensor.dtype.itemsize > 1:
+            tensor[1:].normal_()
+    return runner
+
+
+def step_ms(scale: Scale, runner: ModelRunner, plan: StepPlan, repeats: int) -> float:
+    """The median time of a step, after one that is not counted."""
+    runner.execute(plan)
+    return median_ms(scale, lambda: runner.execute(plan), repeats)
+
+
+def compile_ahead(folder: Path, scale: Scale, name: str) -> None:
+    """Start an engine with one layer of a shape: its kernels are then in Triton's cache on disk."""
+    shape = replace(SHAPES[name], layers=1)
+    start(write(folder, shape), scale, max_num_seqs=256, num_gpu_blocks_override=1024,
+          max_model_len=4096, cuda_graph_sizes="1", swap_space=0).close()  # fmt: skip
+
+
+_GREEDY = SamplingParams(temperature=0)
+
+
+def decode_step(runner: ModelRunner, rows: int, context: int) -> StepPlan:
+    """A step in which each of `rows` sequences of `context` tokens gains one."""
+    blocks = -(-context // runner.limits.block_size)
+    return _step(runner, [(1, context - 1, 1 + row * blocks, blocks) for row in range(rows)])
+
+
+def prefill_step(runner: ModelRunner, rows: int, tokens: int) -> StepPlan:
+    """A step that computes `rows` prompts of `tokens` tokens."""
+    blocks = -(-tokens // runner.limits.block_size)
+    return _step(runner, [(tokens, 0, 1 + row * blocks, blocks) for row in range(rows)])
+
+
+def _step(runner: ModelRunner, rows: list[tuple[int, int, int, int]]) -> StepPlan:
+    """rows: (tokens, first position, first block, blocks)"""
+    assert all(first + blocks <= runner.limits.num_blocks for *_, first, blocks in rows)
+    vocab = runner.limits.vocab_size
+    return StepPlan(1, tuple(
+        PlanRow(
+            str(n), tuple((7 * i + n) % vocab for i in range(tokens)), begin,
+            (tuple(range(first, first + blocks)),), (SampleSpec(_GREEDY, 0, 0, 0),),
+        )
+        for n, (tokens, begin, first, blocks) in enumerate(rows)
+    ))  # fmt: skip
+
+
+def most_rows(runner: ModelRunner, context: int) -> int:
+    """How many sequences of `context` tokens the pool holds."""
+    return (runner.limits.num_blocks - 1) // -(-context // runner.limits.block_size)
+
+
+def size(scale: Scale, name: str) -> Shape:
+    """The shape called `name`, or in a dry run the toy."""
+    return SHAPES["toy" if scale.dry else name]
