@@ -39,6 +39,15 @@ def test_auto_takes_the_first_that_can() -> None:
     assert isinstance(attention.create("auto", "cpu", torch.float16), TorchAttention)
 
 
+def test_what_has_no_kernel_on_a_gpu_names_the_slow_way() -> None:
+    order = ("triton",)
+    says = "triton: head size 20 is not one of 8, 16, .*; attention_impl='torch' can, slowly"
+    with pytest.raises(ConfigError, match=says):
+        attention.create("auto", "cuda", torch.bfloat16, [spec(head_dim=20)], 16, order=order)
+    plain = attention.create("torch", "cuda", torch.bfloat16, [spec(head_dim=20)], 16, order=order)
+    assert isinstance(plain, TorchAttention)
+
+
 def test_a_wrong_name_lists_the_right_ones() -> None:
     with pytest.raises(ConfigError, match=r"'cpv'.*auto, cpu, torch, triton; did you mean 'cpu'"):
         attention.create("cpv", "cpu", torch.float32)

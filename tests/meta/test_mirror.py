@@ -54,7 +54,9 @@ RUN_BY = {
     "tiles": "attention",
 }
 # The same of GPU kernels; what only a GPU can run is run by `make gpu-check`.
-RUN_BY_GPU = {"memory": "device", "matmul": "linear"}
+RUN_BY_GPU = {
+    "memory": "device", "matmul": "linear", "fused_call": "fused", "sampling_call": "sampling",
+}  # fmt: skip
 
 
 def test_every_kernel_has_a_test() -> None:

@@ -15,6 +15,8 @@ _BUILT_IN = {
     "torch": "octavo.attention.torch_ref:TorchAttention",
     "triton": "octavo.attention.triton:TritonAttention",
 }
+# Computes any model, on any device.
+_PLAIN = "torch"
 # Names of KV cache dtypes; of two names for one dtype the first is shown.
 KV_DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -77,7 +79,12 @@ def create(
         if not found:
             return impl()
         reasons.append(f"{candidate}: {'; '.join(found)}")
-    raise ConfigError(f"attention_impl {name!r} cannot serve this model. {' | '.join(reasons)}")
+    message = f"attention_impl {name!r} cannot serve this model. {' | '.join(reasons)}"
+    if _PLAIN not in wanted and not _objections(
+        _find(_PLAIN), device, dtype, specs, block_size, kv_dtype or dtype
+    ):
+        message += f"; attention_impl={_PLAIN!r} can, slowly"
+    raise ConfigError(message)
 
 
 def _find(name: str) -> type[AttentionBackend]:

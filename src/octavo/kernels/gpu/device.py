@@ -37,7 +37,8 @@ class _TritonDevice:
     torch_device: str
     shares_host_memory = False
     pads_steps = True
-    attention_order: Sequence[str] = ("triton", "torch")
+    # Plain torch is so slow that it must be asked for.
+    attention_order: Sequence[str] = ("triton",)
     quantization: Sequence[str] = (INT8, INT4)
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
