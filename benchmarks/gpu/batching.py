@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.models import prefill_step, size, start, write
 from benchmarks.gpu.section import Rows, Scale, compilations
 from octavo.core.plan import PlanRow, SampleSpec, StepPlan
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.models import size, start, write
 from benchmarks.gpu.section import Rows, Scale, compilations
-from octavo.core.policy import create_policy
+from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.params import SamplingParams
