@@ -330,7 +330,7 @@ def test_two_engines_in_one_process(engine, short_lived):
     run(body())
 
 
-def test_a_fork_is_told_at_once(engine):
+def test_a_fork_is_refused_at_once(engine):
     async def body():
         for use in (outputs(engine.generate("x")), engine.check_health(), engine.abort("x")):
             try:

@@ -840,7 +840,7 @@ def test_without_a_queue_requests_run_as_seats_are_free(tiny_folder, options):
     assert [len(o.outputs) for o in llm.generate([[1], [2]], many, use_tqdm=False)] == [3, 3]
 
 
-def test_a_fork_is_told_at_once(tiny):
+def test_a_fork_is_refused_at_once(tiny):
     """It would wait for ever for threads that it does not have."""
     stream = tiny.stream([1, 2, 3], GREEDY)
     next(stream)

@@ -62,7 +62,7 @@ def test_a_request_can_be_added_and_aborted_between_steps(engine: LLMEngine) -> 
     assert engine.engine.stats.kv_blocks_usage == 0
 
 
-def test_mistakes_are_told_before_anything_is_queued(engine: LLMEngine) -> None:
+def test_mistakes_are_reported_before_anything_is_queued(engine: LLMEngine) -> None:
     engine.add_request("a", "x", PARAMS)
     with pytest.raises(RequestError, match="'a' is in flight"):
         engine.add_request("a", "x", PARAMS)

@@ -22,7 +22,7 @@ def test_a_child_inherits_what_is_set_and_gets_the_usual_else(monkeypatch):
     assert "PATH" in made
 
 
-def test_a_user_without_a_home_is_told_only_where_a_folder_is_needed(monkeypatch):
+def test_a_missing_home_is_an_error_only_where_a_folder_is_needed(monkeypatch):
     def nowhere():
         raise RuntimeError("Could not determine home directory.")
 
@@ -111,7 +111,7 @@ def test_a_child_logs_as_its_parent_does(lines, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["OCTAVO_LOG_LEVEL", "OCTAVO_LOG_FORMAT"])
-def test_a_variable_with_a_wrong_value_is_told(name, monkeypatch):
+def test_a_variable_with_a_wrong_value_is_reported(name, monkeypatch):
     monkeypatch.setenv(name, "loud")
     with pytest.raises(ConfigError, match=f"{name} must be one of .*not 'loud'"):
         log.configure()

@@ -81,7 +81,7 @@ def test_a_file_gets_two_lines_however_much_is_advanced() -> None:
     assert len(said) == 2
 
 
-def test_a_file_is_told_once_of_a_series_that_takes_long() -> None:
+def test_a_series_that_takes_long_has_one_line() -> None:
     said: list[str] = []
     lines, outer = Lines(said.append), since(0, "measuring")
     for name in ("a", "b"):
@@ -111,7 +111,7 @@ def test_items_of_a_series_are_counted(terminal: None, monkeypatch: pytest.Monke
     ]
 
 
-def test_nothing_is_shown_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_unless_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "Progress", None)
     with progress.shown(False), progress.phase("loading", 9) as phase:
         phase.advance(9)

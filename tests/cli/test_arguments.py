@@ -29,7 +29,7 @@ def parser() -> Parser:
     return parser
 
 
-def told(parser: Parser, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(parser: Parser, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a wrong command line gives."""
     with pytest.raises(SystemExit) as stop:
         parser.parse(argv)
@@ -92,14 +92,14 @@ def test_sampling_flags_become_parameters(
 def test_a_misspelt_flag_names_the_nearest(
     parser: Parser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = told(parser, ["--tempratur", "0.5", "--n", "x"], capsys)
+    text = error_of(parser, ["--tempratur", "0.5", "--n", "x"], capsys)
     assert text == "octavo try: unknown flag '--tempratur'; did you mean '--temperature'?\n"
 
 
 def test_an_abbreviated_flag_is_not_guessed(
     parser: Parser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "unknown flag '--temp'" in told(parser, ["--temp", "1"], capsys)
+    assert "unknown flag '--temp'" in error_of(parser, ["--temp", "1"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_an_abbreviated_flag_is_not_guessed(
         (["--max-tokens"], ("--max-tokens",)),
     ],
 )
-def test_a_bad_value_is_told_in_one_line(
+def test_a_bad_value_is_reported_in_one_line(
     parser: Parser, argv: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = told(parser, argv, capsys)
+    text = error_of(parser, argv, capsys)
     assert all(word in text for word in words), text
 
 

@@ -65,7 +65,7 @@ def test_throughput(asked: dict, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["throughput", "--random-range-ratio", "1"], "range_ratio must be in [0, 1), not 1.0"),
     ],
 )
-def test_mistakes_are_told_before_the_load(
+def test_mistakes_are_reported_before_the_load(
     argv: list[str], says: str, asked: dict, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *argv]) == 1

@@ -127,7 +127,7 @@ def test_a_key_and_the_model_are_needed(
         (["--save-result", "--result-dir", "/dev/null/x", "--model", "m"], "--result-dir"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_sent(
+def test_mistakes_are_reported_before_anything_is_sent(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "serve", *flags]) == 1
@@ -135,6 +135,6 @@ def test_mistakes_are_told_before_anything_is_sent(
 
 
 def test_the_endpoint_says_which_interface_it_is() -> None:
-    assert bench_serve._interface(None, "/api/v1/chat/completions")[0] == "openai-chat"
-    assert bench_serve._interface(None, None) == ("openai", "/v1/completions")
-    assert bench_serve._interface("openai-chat", None)[1] == "/v1/chat/completions"
+    assert bench_serve.interface(None, "/api/v1/chat/completions")[0] == "openai-chat"
+    assert bench_serve.interface(None, None) == ("openai", "/v1/completions")
+    assert bench_serve.interface("openai-chat", None)[1] == "/v1/chat/completions"

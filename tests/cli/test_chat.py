@@ -90,7 +90,7 @@ def test_it_is_said_where_an_answer_was_cut(
     assert capsys.readouterr().err == ""
 
 
-def test_dropped_turns_are_told_once(piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_turns_are_reported_once(piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     piped("x x x x x x x x x x\n" * 20 + "/stats\n/clear\n" + "x x x x x x x x x x\n" * 9)
     err = capsys.readouterr().err
     assert err.count("no longer sent to the model") == 2, "once for each conversation"
@@ -163,7 +163,7 @@ def test_ctrl_c_before_an_answer_does_not_leave(
         (["--min-tokens", "9", "--max-tokens", "3"], "min_tokens"),
     ],
 )
-def test_what_cannot_be_is_told_before_the_model_loads(
+def test_what_cannot_be_is_reported_before_the_model_loads(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
@@ -183,7 +183,7 @@ def test_what_cannot_be_is_told_before_the_model_loads(
         (["--bad-words", "refused"], "the stub refuses"),
     ],
 )
-def test_what_the_model_s_description_forbids_is_told_before_it_loads(
+def test_what_the_model_s_description_forbids_is_reported_before_it_loads(
     piped: Piped, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
 ) -> None:
     status, stub = piped("hello\n", *flags)

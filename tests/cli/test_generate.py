@@ -180,7 +180,7 @@ def test_json_is_one_object_per_prompt(engine: StandIn, capsys: pytest.CaptureFi
         (["-o", "nowhere/x"], "--output nowhere/x cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_before_the_model_loads(
+def test_what_cannot_be_is_reported_before_the_model_loads(
     engine: StandIn, argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "-p", "x", *argv]) == 1
@@ -220,7 +220,7 @@ def test_json_of_everything_that_an_answer_may_have(
     assert line["metrics"]["first_scheduled_time"] == 2.0
 
 
-def test_a_prompt_that_cannot_be_served_is_told_before_the_load(
+def test_a_prompt_that_cannot_be_served_is_reported_before_the_load(
     engine: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.refusal = ContextLengthError("too long", "prompt")

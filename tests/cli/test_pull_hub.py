@@ -57,7 +57,7 @@ def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return server
 
 
-def told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of a pull that fails."""
     assert main(["pull", *argv]) == 1
     error = capsys.readouterr().err
@@ -116,10 +116,10 @@ def test_all_parts_of_a_gguf_model_come(hub: Hub) -> None:
 def test_several_files_are_listed_with_their_sizes(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = told(["owner/ggufs"], capsys)
+    line = error_of(["owner/ggufs"], capsys)
     assert "3 files fit; name one, as owner/ggufs:FILE or with --file" in line
     assert "toy-F16.gguf (18 kB), toy-Q4_K_M.gguf (5 kB), toy-Q8_0.gguf (9 kB)" in line
-    assert "no file is called 'Q2_K'" in told(["owner/ggufs:Q2_K"], capsys)
+    assert "no file is called 'Q2_K'" in error_of(["owner/ggufs:Q2_K"], capsys)
     with pytest.raises(ModelNotFoundError, match=r"owner/ggufs:FILE"):
         resolve("owner/ggufs")
     with pytest.raises(ModelNotFoundError, match=r"no file is called 'Q2_K'.*toy-Q8_0"):
@@ -160,7 +160,7 @@ def test_what_cannot_be_fetched_is_one_line_with_the_cure(
     hub.repos["owner/pickles"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     for name, value in change.items():
         setattr(hub, name, value)
-    line = told(argv, capsys)
+    line = error_of(argv, capsys)
     assert all(word in line for word in words), line
     assert hub.fetched() == []
 
@@ -175,11 +175,11 @@ def test_what_cannot_be_fetched_is_one_line_with_the_cure(
         (500, "the hub answers 500; try again later"),
     ],
 )
-def test_answers_that_are_no_model_are_told_with_their_cure(
+def test_answers_that_are_no_model_are_reported_with_their_cure(
     hub: Hub, capsys: pytest.CaptureFixture[str], status: int, words: str
 ) -> None:
     hub.status = status
-    assert words in told(["owner/sharded"], capsys)
+    assert words in error_of(["owner/sharded"], capsys)
 
 
 def test_a_file_that_is_not_what_the_hub_announced_is_removed(
@@ -205,23 +205,23 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr("octavo.models.hub._TIMEOUT_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert "broke off (timed out); run the same again" in told(["owner/sharded"], capsys)
+        assert "broke off (timed out); run the same again" in error_of(["owner/sharded"], capsys)
 
 
-def test_no_network_is_told(
+def test_no_network_is_reported(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    line = told(["owner/sharded"], capsys)
+    line = error_of(["owner/sharded"], capsys)
     assert "Hugging Face cannot be reached" in line
     assert "HF_ENDPOINT" in line
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(
+def test_a_full_disk_is_reported_before_anything_is_fetched(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
-    line = told(["owner/ggufs:Q8_0"], capsys)
+    line = error_of(["owner/ggufs:Q8_0"], capsys)
     assert "9 kB are to be fetched" in line
     assert "2 kB free" in line
     assert hub.fetched() == []

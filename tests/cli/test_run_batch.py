@@ -157,7 +157,7 @@ def test_a_full_disk_keeps_whole_lines(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(descriptor, data[: len(data) - 4])
 
-    with run_batch._output(tmp_path / "out") as out:
+    with run_batch.open_output(tmp_path / "out") as out:
         run_batch.append(out, b"whole\n")
         monkeypatch.setattr(os, "write", write)
         with pytest.raises(ConfigError, match="No space left on device; its answers are kept"):
@@ -192,7 +192,7 @@ def test_an_engine_that_dies_costs_no_answer(run: Run, tmp_path: Path) -> None:
         (["-i", "in", "-o", "out", "--chat-template", "x.jinja"], "x.jinja"),
     ],
 )
-def test_a_mistake_is_told_before_an_engine_starts(
+def test_a_mistake_is_reported_before_an_engine_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     argv: list[str], word: str,
 ) -> None:  # fmt: skip
@@ -211,9 +211,9 @@ def test_a_mistake_is_told_before_an_engine_starts(
 def test_two_runs_never_write_to_one_file(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with (
-        run_batch._output(out),
+        run_batch.open_output(out),
         pytest.raises(ConfigError, match="another run-batch"),
-        run_batch._output(out),
+        run_batch.open_output(out),
     ):
         pass
 

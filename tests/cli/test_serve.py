@@ -77,7 +77,7 @@ def test_srv_10_a_taken_port_is_one_line(capsys):
         (["--api-key="], "api_key must not be empty"),
     ],
 )
-def test_wrong_values_are_told(flags, words, capsys):
+def test_wrong_values_are_reported(flags, words, capsys):
     assert main(["serve", "m", "--port=0", *flags]) == 1
     assert words in capsys.readouterr().err
 
@@ -88,7 +88,7 @@ def test_every_field_has_a_flag():
         assert "--" + name.replace("_", "-") in flags
 
 
-def test_a_wrong_type_is_told_in_code_too():
+def test_a_wrong_type_is_refused_in_code_too():
     for bad in ({"port": "8000"}, {"host": None}, {"restart_engine": 1}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             ServerConfig(**bad)

@@ -158,7 +158,7 @@ def test_a_full_queue_takes_all_of_a_batch_or_nothing(folder):
     run(folder, body, max_num_seqs=1, max_waiting=3)
 
 
-def test_what_the_engine_refuses_is_told(folder):
+def test_what_the_engine_refuses_is_reported(folder):
     async def body(client):
         same = request(client, SLOW)
         await client.submit([same])

@@ -1,11 +1,12 @@
 """Mistakes show before any weight is read, whichever way an engine is started.
 
-The weights are poisoned: whoever reads them fails in another way. Mistakes that need no model are
+The weights are poisoned: reading them fails in another way. Mistakes that need no model are
 made with one that does not exist.
 """
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ STARTS = {
     "run-batch": by_command("run-batch"),
 }
 
-# Options, and what is told of them: neither torch nor a model is needed.
+# Options, and what is said of them: neither torch nor a model is needed.
 MODEL_FREE = [
     ({"scheduler": "adaptiv"}, "unknown scheduler 'adaptiv'"),
     ({"chat_template": "no-such.jinja"}, "'no-such.jinja' is neither a file"),
@@ -95,23 +96,23 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", STARTS)
-@pytest.mark.parametrize(("options", "told"), MODEL_FREE)
-def test_what_needs_no_model_is_told_before_one_is_looked_for(
-    name: str, options: dict[str, Any], told: str, batch: None
+@pytest.mark.parametrize(("options", "says"), MODEL_FREE)
+def test_what_needs_no_model_is_reported_before_one_is_looked_for(
+    name: str, options: dict[str, Any], says: str, batch: None
 ) -> None:
     given = dict(options)
     if name == "run-batch":
         given = {"input_file": "in.jsonl", "output_file": "out.jsonl", **given}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=says):
         STARTS[name]("no/such/model.gguf", **given)
 
 
 @pytest.mark.parametrize("name", ["LLM", "executor", "generate", "chat"])
-@pytest.mark.parametrize(("options", "told"), NAMES)
+@pytest.mark.parametrize(("options", "says"), NAMES)
 def test_names_are_checked_before_a_model_is_looked_for(
-    name: str, options: dict[str, Any], told: str
+    name: str, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=says):
         STARTS[name]("no/such/model.gguf", **options)
 
 
@@ -126,18 +127,18 @@ AGAINST_MODEL = [
 
 
 @pytest.mark.parametrize("name", ["LLM", "executor", "generate"])
-@pytest.mark.parametrize(("options", "told"), AGAINST_MODEL)
-def test_what_the_description_shows_is_told_before_the_weights(
-    name: str, options: dict[str, Any], told: str, poisoned: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("options", "says"), AGAINST_MODEL)
+def test_what_the_description_shows_is_reported_before_the_weights(
+    name: str, options: dict[str, Any], says: str, poisoned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=says) as error:
         STARTS[name](str(poisoned), **options)
-    assert "-" not in str(error.value).split("bytes")[0][-12:], "no negative sizes"
+    assert not re.search(r"(?<!\w)-\d", str(error.value)), "no negative sizes"
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "says"),
     [
         (["-p", "x" * 600], "the prompt has 600 tokens; the model's limit is 512 tokens"),
         (["-p", "x", "--max-tokens", "9000"], "the prompt has 1 token and max_tokens is 9000"),
@@ -145,13 +146,13 @@ def test_what_the_description_shows_is_told_before_the_weights(
         (["-p", "x", "--allowed-token-ids", "99999"], "allowed_token_ids has token id 99999"),
     ],
 )
-def test_prompts_that_do_not_fit_are_told_before_the_weights(
-    argv: list[str], told: str, poisoned: Path, monkeypatch: pytest.MonkeyPatch,
+def test_prompts_that_do_not_fit_are_reported_before_the_weights(
+    argv: list[str], says: str, poisoned: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     poison(monkeypatch)
     assert main(["generate", str(poisoned), *argv]) == 1
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_default_of_max_tokens_shrinks_to_the_room_that_is_left(
@@ -164,7 +165,7 @@ def test_a_default_of_max_tokens_shrinks_to_the_room_that_is_left(
 
 
 @pytest.mark.parametrize("name", ["LLM", "executor", "generate", "chat", "serve"])
-def test_a_file_that_is_no_model_is_told_without_torch(
+def test_a_file_that_is_no_model_is_reported_without_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "x.gguf"

@@ -195,7 +195,7 @@ def test_signals_are_the_web_process_s_business(engine, number):
     assert engine.process.poll() is None
 
 
-def test_a_step_that_fails_is_told_before_it_dies(engine):
+def test_a_step_that_fails_is_reported_before_it_dies(engine):
     engine.next(Ready)
     engine.add("a", "!raise")
     dead = engine.next(Dead)
@@ -203,7 +203,7 @@ def test_a_step_that_fails_is_told_before_it_dies(engine):
     assert engine.process.wait(10) == 1
 
 
-def test_a_load_that_fails_is_told(tmp_path):
+def test_a_load_that_fails_is_reported(tmp_path):
     folder = write_model(tmp_path)
     (folder / "broken").touch()
     with Engine(folder) as engine:

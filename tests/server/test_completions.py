@@ -144,7 +144,7 @@ def test_usage_is_sent_only_if_asked_for(server):
     assert [e["usage"]["completion_tokens"] for e in events] == [1, 2, 3, 3]
 
 
-def test_cached_tokens_are_told(server):
+def test_cached_tokens_are_reported(server):
     prompt = server.say("AB") + "c" * 64
     server.complete(prompt)
     again = server.complete(prompt)["usage"]

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     check_dataset(args)
     if not isinstance(args.extra_body, dict):
         raise ConfigError(f"--extra-body must be a JSON object, not {args.extra_body!r}")
-    backend, path = _interface(args.backend, args.endpoint)
+    backend, path = interface(args.backend, args.endpoint)
     traffic, reporting = _traffic(args), _reporting(args)
     metadata = _pairs("metadata", args.metadata)
     saves = args.save_result or args.save_detailed or args.append_result
@@ -161,7 +161,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"--result-dir {folder}: {error.strerror or error}") from error
 
 
-def _interface(backend: str | None, endpoint: str | None) -> tuple[str, str]:
+def interface(backend: str | None, endpoint: str | None) -> tuple[str, str]:
     """(vLLM's name of the interface, path). Raises ConfigError if they contradict each other."""
     from octavo.bench.load import PATHS
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
     asked = {"model": args.model, **engine_options(args, ("model", "served_model_name"))}
     config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **asked})
     source = Path(args.input_file).expanduser()
-    with _input(source) as lines, _output(Path(args.output_file).expanduser()) as out:
+    with _input(source) as lines, open_output(Path(args.output_file).expanduser()) as out:
         if os.path.samestat(os.fstat(lines.fileno()), os.fstat(out.fileno())):
             raise ConfigError("--output-file is the input file; name another one")
         done = Done() if args.overwrite else Done.read(out)
@@ -330,7 +330,7 @@ def _input(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _output(path: Path) -> Iterator[IO[bytes]]:
+def open_output(path: Path) -> Iterator[IO[bytes]]:
     """The output, which this process alone may write to while it is open."""
     with _opened("--output-file", path, "a+b", "written") as file:
         try:

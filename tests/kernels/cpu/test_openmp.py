@@ -73,7 +73,7 @@ def test_explicit_threads_win(monkeypatch):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_the_option_wins_over_the_environment_and_too_many_are_told(monkeypatch, caplog):
+def test_the_option_wins_over_the_environment_and_too_many_are_reported(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     monkeypatch.setattr(openmp, "allowed_threads", lambda: 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
