@@ -108,19 +108,23 @@ def _status(x: Floats) -> int:
 
 
 def _drawn(x: Floats, item: np.void) -> int:
-    order = np.argsort(-x, kind="stable")
     if item["temperature"] == 0:
-        return int(order[0])
-    kept = order[: item["top_k"] or None]
-    weights = np.exp((x[kept] - x[kept[0]]) / item["temperature"])
-    before = np.concatenate(([0.0], np.cumsum(weights)[:-1])) / weights.sum()
-    inside = (before < item["top_p"]) & (weights >= item["min_p"]) & (weights > 0)
-    kept, weights = kept[inside], weights[inside]
+        return int(x.argmax())
+    kept, weights = kept_tokens(x, item)
     return int(kept[np.argmin(_exponentials(item, kept) / weights)])
 
 
+def kept_tokens(x: Floats, item: np.void) -> tuple[NDArray[np.int64], Floats]:
+    """(ids, weights) of the tokens of a row that the filters of an item keep, in their order."""
+    kept = np.argsort(-x, kind="stable")[: item["top_k"] or None]
+    weights = np.exp((x[kept] - x[kept[0]]) / item["temperature"])
+    before = np.concatenate(([0.0], np.cumsum(weights)[:-1])) / weights.sum()
+    inside = (before < item["top_p"]) & (weights >= item["min_p"]) & (weights > 0)
+    return kept[inside], weights[inside]
+
+
 def _exponentials(item: np.void, tokens: NDArray[np.int64]) -> Floats:
-    bits = _split_mix(race_states(np.array([item])), tokens) >> np.uint64(11)
+    bits = split_mix(race_states(np.array([item])), tokens) >> np.uint64(11)
     found: Floats = -np.log1p(-(bits.astype(np.float64) + 0.5) * 2.0**-53)
     return found
 
@@ -129,11 +133,11 @@ def race_states(items: Items) -> NDArray[np.uint64]:
     """The state of the random numbers of each item."""
     state = items["seed"]
     for output in (np.zeros(len(items), np.int64), items["index"], items["position"]):
-        state = _split_mix(state, output)
+        state = split_mix(state, output)
     return state
 
 
-def _split_mix(state: NDArray[np.uint64], outputs: NDArray[np.int64]) -> NDArray[np.uint64]:
+def split_mix(state: NDArray[np.uint64], outputs: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Outputs of SplitMix64, by number, from a state."""
     z = state + (outputs.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -10,7 +10,7 @@ WIDE = r"ld\.global\S*v[24]"
 
 
 # Llama 8B with the residual sum, the heads of Qwen3, and one of 16,384.
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     ("size", "rows", "adds"), [(4096, 1, True), (128, 8, False), (16384, 1, True)]
 )
@@ -26,7 +26,7 @@ def test_norms(size: int, rows: int, adds: bool, capability: int) -> None:
     assert built.count(WIDE) >= 1 + adds
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("gelu", [False, True])
 def test_gated_activations(gelu: bool, capability: int) -> None:
     types = {"out": "*bf16", "gate_up": "*bf16", "stride_out": "i64", "stride": "i64",
@@ -37,7 +37,7 @@ def test_gated_activations(gelu: bool, capability: int) -> None:
     assert built.count(WIDE) >= 2
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_add(capability: int) -> None:
     types = {"x": "*bf16", "residual": "*bf16", "stride_x": "i64", "stride_residual": "i64",
              "rows": "i32", "size": "i32", "scale": "fp32"}  # fmt: skip

@@ -9,11 +9,24 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import SampleSpec
 from octavo.kernels.gpu import sampling_call
-from octavo.kernels.sampling import EMPTY, ITEM, NOT_FINITE, OK, Items, ReferenceSampling
+from octavo.kernels.gpu.graph import ReplayedPython
+from octavo.kernels.sampling import (
+    EDIT,
+    EMPTY,
+    ITEM,
+    NOT_FINITE,
+    OK,
+    Items,
+    ReferenceSampling,
+    kept_tokens,
+    race_states,
+    split_mix,
+)
 from octavo.params import SamplingParams
 from octavo.runner import sampler
 
 REFERENCE = ReferenceSampling()
+slow = pytest.mark.slow
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -69,12 +82,15 @@ def settings() -> dict[str, Any]:
     return dict(zip(names, map(list, zip(*SETTINGS, strict=True)), strict=True))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=slow)]
+)
 def test_draws_agree(dtype: torch.dtype) -> None:
     found = compare(rows(len(SETTINGS), 259).to(dtype), **settings())
     assert len(set(found["token"].tolist())) > 6
 
 
+@slow
 def test_equal_logits_are_kept_by_rising_id() -> None:
     """Multiples of a half, and both zeros: the filters cut among equals."""
     logits = rows(len(SETTINGS), 259).mul_(2).round_().div_(2)
@@ -83,25 +99,66 @@ def test_equal_logits_are_kept_by_rising_id() -> None:
     compare(logits, **settings())
 
 
-# What the pieces with the largest logits do not settle is drawn from the whole row.
-@pytest.mark.parametrize(("spread", "few"), [(0.3, 4), (0.3, 64), (4.0, 4)])
-def test_draws_of_a_wide_vocabulary(
-    spread: float, few: int, monkeypatch: pytest.MonkeyPatch
+def at_the_edge(logits: torch.Tensor, fields: dict[str, float]) -> Items:
+    """Two items of row 0: one draws the last token that the filters keep; the other would draw the
+    next one, were it kept."""
+    x = logits[0].double().numpy()
+    made = items(2, row=0, temperature=1.0, **fields)
+    kept, _ = kept_tokens(x, made[0])
+    order = np.argsort(-x, kind="stable")[: len(kept) + 1]
+    assert order[:-1].tolist() == kept.tolist()
+    seeds = items(20000, seed=np.arange(20000))
+    times = exponentials(seeds, order) / np.exp(x[order])
+    for item, count in zip(made, (len(kept), len(kept) + 1), strict=True):
+        item["seed"] = np.flatnonzero(times[:, :count].argmin(1) == count - 1)[0]
+    return made
+
+
+def exponentials(made: Items, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[items, tokens]"""
+    outputs = [split_mix(race_states(made), np.full(len(made), token)) for token in tokens]
+    bits = np.stack(outputs, 1) >> np.uint64(11)
+    return np.asarray(-np.log1p(-(bits + 0.5) * 2.0**-53))
+
+
+# With few pieces only the first of each line.
+FILTERS = [
+    {"top_k": 30}, {"top_k": 3},
+    {"top_p": 0.05}, {"top_p": 0.4},
+    {"top_p": 0.4, "min_p": 0.5}, {"top_k": 30, "min_p": 0.4},
+    {"min_p": 0.1}, {"top_k": 30, "top_p": 0.4},
+]  # fmt: skip
+
+
+# With 4 pieces of 11 some items are drawn from the whole row.
+@pytest.mark.parametrize(
+    ("equals", "few"),
+    [
+        (True, 4),
+        (False, 64),
+        pytest.param(True, 64, marks=slow),
+        pytest.param(False, 4, marks=slow),
+    ],
+)
+def test_filters_keep_exactly_their_tokens(
+    equals: bool, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_call, "FEW", few)
-    fields = {
-        "temperature": [1.0, 1.0, 0.7, 1.0, 1.0, 1.0, 1.0, 0.0],
-        "top_k": [0, 3, 200, 0, 0, 5000, 4, 1],
-        "top_p": [1.0, 1.0, 0.9, 0.95, 0.3, 1.0, 0.5, 1.0],
-        "min_p": [0.0, 0.0, 0.0, 0.0, 0.0, 1e-3, 0.2, 0.0],
-    }
-    logits = rows(8, 5003, spread)
-    if spread > 1:  # equal logits, of which some pieces are chosen
-        logits = logits.round_()
-    compare(logits, **fields)
+    monkeypatch.setattr(sampling_call, "ROW_TILE", 512)
+    logits = rows(1, 700, 0.8, seed=3)
+    if equals:  # with both zeros
+        logits = logits.mul_(4).round_().div_(4)
+        logits[0, ::2] = torch.where(logits == 0, -logits, logits)[0, ::2]
+    made = np.concatenate(
+        [at_the_edge(logits, fields) for fields in FILTERS[:: 2 if few == 4 else 1]]
+    )
+    expected = made.copy()
+    sampling_call.draw(to_device, logits, made)
+    REFERENCE.draw(logits, expected)
+    assert made["token"].tolist() == expected["token"].tolist()
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_draws_of_the_vocabulary_of_llama_3(dtype: torch.dtype) -> None:
@@ -110,7 +167,7 @@ def test_draws_of_the_vocabulary_of_llama_3(dtype: torch.dtype) -> None:
     compare(logits, **fields)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("vocab", [259, 5003])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_more_draws(dtype: torch.dtype, vocab: int) -> None:
@@ -126,6 +183,10 @@ def test_argmax_takes_the_lowest_id_of_equals(vocab: int) -> None:
     found = compare(logits)
     assert found["token"].tolist() == [row.index(max(row)) for row in logits.tolist()]
     compare(logits, temperature=1.0)
+
+
+def test_zeros_are_equal() -> None:
+    assert compare(torch.tensor([[-1.0, -0.0, 0.0], [0.0, -0.0, -1.0]]))["token"].tolist() == [1, 0]
 
 
 def test_masked_logits_are_never_drawn() -> None:
@@ -210,3 +271,16 @@ def test_penalties_and_masks_are_applied_on_the_device() -> None:
     assert found == sampler.sample(REFERENCE, logits, specs, at)
     assert [i for i, each in enumerate(found) if each.error] == [5, 11]
     assert found[4].token_id == 8
+
+
+def test_nothing_waits_for_the_device_before_tokens_are_read() -> None:
+    """Edits and draws could be captured: `ReplayedPython` refuses what reads device memory."""
+    made = items(2, temperature=1.0, top_k=3)
+    edits = np.array([(5, 1.5, 0.0, 0.25), (70, 0.0, 0.0, 0.0)], EDIT)
+    logits, closed = rows(2, 70), np.array([True, False])
+
+    def run() -> torch.Tensor:
+        copies = sampling_call.edited(to_device, logits, made["row"].copy(), closed, edits)
+        return sampling_call.submit(to_device, copies, made)
+
+    assert ReplayedPython(run).replay(2)[0].tolist() == [5, OK]

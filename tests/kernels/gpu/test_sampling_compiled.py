@@ -27,7 +27,7 @@ def test_survey(capability: int) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_draws(capability: int) -> None:
     types = {"out": "*i64", "plans": "*i64", "places": "*i32", **COMMON}
     built = compile_for(capability, sampling.draw, types, {**SHAPE, "TILE": DRAW_TILE}, WARPS)
@@ -35,7 +35,7 @@ def test_draws(capability: int) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_draws_from_whole_rows(capability: int) -> None:
     types = {"out": "*i64", "plans": "*i64", **COMMON}
     values = {"PIECES": SHAPE["PIECES"], "TILE": ROW_TILE}

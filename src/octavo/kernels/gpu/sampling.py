@@ -25,7 +25,7 @@ _NEG_INF_KEY = tl.constexpr(-0x7F800001)
 _NO_KEY = tl.constexpr(-0x80000000)
 _LAST_ID = tl.constexpr(0x7FFFFFFF)
 # Below every rank.
-LEAST_RANK = tl.constexpr(-(2**63))
+LEAST_RANK = tl.constexpr(-(2**62))
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 
 # Columns of an item as it is copied: those of `kernels.sampling.ITEM`, the seed replaced by the
@@ -54,14 +54,15 @@ def _logit(key):
 
 
 @triton.jit
-def _rank(key, token):
-    """The larger, the likelier; of equal logits that of the lowest id."""
-    return key.to(tl.int64) * 4294967296 + (0x7FFFFFFF - token).to(tl.int64)
+def _rank(key, token, SPAN: tl.constexpr):
+    """The larger, the likelier; of equal logits that of the lowest id. token < SPAN."""
+    return key.to(tl.int64) * SPAN - token
 
 
 @triton.jit
-def _middle(low, high):
-    return (low >> 1) + (high >> 1) + (low & high & 1)
+def _floor(SPAN: tl.constexpr):
+    """The least rank of a logit of -inf."""
+    return tl.full((), _NEG_INF_KEY - 1, tl.int64) * SPAN + 1
 
 
 @triton.jit
@@ -147,17 +148,17 @@ def _race(best, winner, token, x, kept, top, temperature, state):
 
 
 @triton.jit
-def _row_tile(row, start, vocab, TILE: tl.constexpr):
+def _row_tile(row, start, vocab, SPAN: tl.constexpr, TILE: tl.constexpr):
     """(ids, logits, ranks) from `start` on; the least rank where the row has ended."""
     token = start + tl.arange(0, TILE)
     x = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    return token, x, tl.where(token < vocab, _rank(_key(x), token), LEAST_RANK)
+    return token, x, tl.where(token < vocab, _rank(_key(x), token, SPAN), LEAST_RANK)
 
 
 @triton.jit
 def _between(
     rank, weight, row, vocab, low, high, top, temperature,
-    WEIGHS: tl.constexpr, WHOLE: tl.constexpr, TILE: tl.constexpr,
+    WEIGHS: tl.constexpr, WHOLE: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """(count, sum of weights) of the tokens with low <= rank < high.
 
@@ -167,7 +168,7 @@ def _between(
         count = 0
         mass = tl.zeros((), tl.float64)
         for start in range(0, vocab, TILE):
-            _, x, at = _row_tile(row, start, vocab, TILE)
+            _, x, at = _row_tile(row, start, vocab, SPAN, TILE)
             inside = (at >= low) & (at < high)
             found = tl.sum(inside.to(tl.int32))
             count += found
@@ -185,7 +186,7 @@ def _between(
 @triton.jit
 def _cut(
     rank, weight, row, vocab, low, high, count, goal, total, share, top, temperature,
-    WEIGHS: tl.constexpr, WHOLE: tl.constexpr, TILE: tl.constexpr,
+    WEIGHS: tl.constexpr, WHOLE: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The largest rank from which upwards tokens are `goal`; WEIGHS: have `share` of `total`.
 
@@ -193,9 +194,9 @@ def _cut(
     """
     above, mass_above = 0, tl.zeros((), tl.float64)
     while (low + 1 < high) & (count > above + 1):
-        middle = _middle(low, high)
+        middle = (low + high) >> 1
         found, mass = _between(
-            rank, weight, row, vocab, middle, high, top, temperature, WEIGHS, WHOLE, TILE
+            rank, weight, row, vocab, middle, high, top, temperature, WEIGHS, WHOLE, SPAN, TILE
         )
         found += above
         mass += mass_above
@@ -241,11 +242,11 @@ def _select(places, piece_key, first, last, FEW: tl.constexpr, PIECES: tl.conste
 
 
 @triton.jit
-def _total(row, vocab, top, temperature, TILE: tl.constexpr):
+def _total(row, vocab, top, temperature, SPAN: tl.constexpr, TILE: tl.constexpr):
     """The sum of a row's weights."""
     total = tl.zeros((), tl.float64)
     for start in range(0, vocab, TILE):
-        _, x, _ = _row_tile(row, start, vocab, TILE)
+        _, x, _ = _row_tile(row, start, vocab, SPAN, TILE)
         total += tl.sum(_weight(x, top, temperature))
     return total
 
@@ -301,23 +302,24 @@ def _draw_from_few(
 
     They have every token of a key above `bound`, and the FEW of the highest rank.
     """
+    SPAN: tl.constexpr = PIECES * PIECE
     top = _logit(top_key)
     state = tl.load(item + STATE).to(tl.uint64, bitcast=True)
     top_p, min_p = _double(item + TOP_P), _double(item + MIN_P)
     token = chosen[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     x = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    rank = tl.where(token < vocab, _rank(_key(x), token), LEAST_RANK)
-    certain = tl.full((), LEAST_RANK + 1, tl.int64)  # from which rank on all tokens are here
+    rank = tl.where(token < vocab, _rank(_key(x), token, SPAN), LEAST_RANK)
+    certain = _floor(SPAN)  # from which rank on all tokens are here
     if FEW < PIECES:
-        certain = (bound.to(tl.int64) + 1) * 4294967296
-    low, high = tl.full((), LEAST_RANK + 1, tl.int64), (top_key.to(tl.int64) + 1) * 4294967296
+        certain = bound.to(tl.int64) * SPAN + 1
+    low, high = _floor(SPAN), top_key.to(tl.int64) * SPAN + 1
     plan = tl.full((), DONE, tl.int32)
     filters_k = (top_k > 0) & (top_k < vocab)
     if filters_k:
         if (top_k <= FEW) | (FEW == PIECES):
             count = tl.sum((rank >= low).to(tl.int32))
             low = _cut(rank, x, row, vocab, low, high, count, top_k, 1.0, 1.0, top, temperature,
-                       False, False, TILE)  # fmt: skip
+                       False, False, SPAN, TILE)  # fmt: skip
             certain = low
         else:
             plan = CUTS
@@ -325,18 +327,18 @@ def _draw_from_few(
         weight = tl.where(rank >= low, _weight(x, top, temperature), 0.0)
         total = tl.sum(weight)
         if (FEW < PIECES) & (not filters_k):
-            total = _total(row, vocab, top, temperature, TILE)
+            total = _total(row, vocab, top, temperature, SPAN, TILE)
         count, mass = _between(rank, weight, row, vocab, certain, high, top, temperature,
-                               True, False, TILE)  # fmt: skip
+                               True, False, SPAN, TILE)  # fmt: skip
         if (mass / total >= top_p) | (certain <= low):
             low = _cut(rank, weight, row, vocab, certain, high, count, 0, total, top_p, top,
-                       temperature, True, False, TILE)  # fmt: skip
+                       temperature, True, False, SPAN, TILE)  # fmt: skip
             certain = low
         else:
             plan = CUTS
     if min_p > 0.0:
-        likely = _least_likely(top_key, top, temperature, min_p) * 4294967296
-        low = tl.maximum(low, likely)
+        least_likely = _least_likely(top_key, top, temperature, min_p)
+        low = tl.maximum(low, (least_likely - 1) * SPAN + 1)
     if (plan == DONE) & (low < certain):
         plan = RACES
     winner = tl.full((), -1, tl.int32)
@@ -360,12 +362,12 @@ def draw_from_row(
         top_key = tl.max(tl.load(maxima + at * PIECES + tl.arange(0, PIECES)), 0)
         top, temperature = _logit(top_key), _double(item + TEMPERATURE)
         if plan == CUTS:
-            floor = _cut_row(row, vocab, item, top_key, temperature, TILE)
+            floor = _cut_row(row, vocab, item, top_key, temperature, PIECES * PIECE, TILE)
             low = tl.maximum(low, floor)
         state = tl.load(item + STATE).to(tl.uint64, bitcast=True)
         best, winner = tl.full((), float("inf"), tl.float64), tl.full((), -1, tl.int32)
         for start in range(0, vocab, TILE):
-            token, x, rank = _row_tile(row, start, vocab, TILE)
+            token, x, rank = _row_tile(row, start, vocab, PIECES * PIECE, TILE)
             kept = rank >= low
             if tl.max(kept.to(tl.int32), 0) > 0:
                 best, winner = _race(best, winner, token, x, kept, top, temperature, state)
@@ -373,16 +375,18 @@ def draw_from_row(
 
 
 @triton.jit
-def _cut_row(row, vocab, item, top_key, temperature, TILE: tl.constexpr):
+def _cut_row(
+    row, vocab, item, top_key, temperature, SPAN: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """The rank from which an item's top-k and top-p keep the tokens of a row."""
     top, top_k, top_p = _logit(top_key), tl.load(item + TOP_K), _double(item + TOP_P)
-    low, high = tl.full((), LEAST_RANK + 1, tl.int64), (top_key.to(tl.int64) + 1) * 4294967296
+    low, high = _floor(SPAN), top_key.to(tl.int64) * SPAN + 1
     if (top_k > 0) & (top_k < vocab):
         low = _cut(low, low, row, vocab, low, high, vocab, top_k, 1.0, 1.0, top, temperature,
-                   False, True, TILE)  # fmt: skip
+                   False, True, SPAN, TILE)  # fmt: skip
     if top_p < 1.0:
         count, total = _between(low, low, row, vocab, low, high, top, temperature,
-                                True, True, TILE)  # fmt: skip
+                                True, True, SPAN, TILE)  # fmt: skip
         low = _cut(low, low, row, vocab, low, high, count, 0, total, top_p, top, temperature,
-                   True, True, TILE)  # fmt: skip
+                   True, True, SPAN, TILE)  # fmt: skip
     return low
