@@ -136,6 +136,8 @@ _LOGGING = Why("there is one log", "set OCTAVO_LOG_LEVEL, OCTAVO_LOG_FORMAT, or 
                "logger 'octavo'")
 _CUSTOM = Why("vLLM's classes cannot be plugged in",
               "use attention.register_attention_impl, devices.register or LLM(scheduler=...)")
+_CONFIG_JSON = Why("a checkpoint's config.json is taken as it is", "edit a copy")
+_MIDDLEWARE = Why("the server runs no code of others", "put a proxy in front")
 _RAY = Why("Ray is not used", "leave it out")
 _SLEEP = Why("an engine cannot sleep", "close() gives the memory back; start another to go on")
 _LOADING = Why("there is one way to read safetensors and GGUF", "leave it out")
@@ -344,7 +346,8 @@ _ENGINE = [
     *_refused(E, _LOGGING, logging_config=None, log_level=None, log_config_file=None,
               enable_logging_iteration_details=False),
     *_refused(E, _CUSTOM, scheduler_cls=None, worker_extension_cls="", model_class_overrides={},
-              hf_overrides={}, additional_config={}),
+              additional_config={}),
+    *_refused(E, _CONFIG_JSON, hf_overrides={}),
     *_refused(E, _LOADING, safetensors_load_strategy=None, safetensors_prefetch_num_threads=8,
               safetensors_prefetch_block_size=16777216, model_loader_extra_config={},
               ignore_patterns=["original/**/*"], pt_load_map_location="cpu"),
@@ -445,7 +448,7 @@ _SERVER = [
               enable_ssl_refresh=False),
     *_refused(V, Why("the TLS library's own choice of ciphers is used", "leave it out"),
               ssl_ciphers=None),
-    *_refused(V, _CUSTOM, middleware=[]),
+    *_refused(V, _MIDDLEWARE, middleware=[]),
     *_refused(V, Why("/docs is part of the server", "put a proxy in front"),
               disable_fastapi_docs=False),
     *_refused(V, Why("the sizes of a request's head are fixed (docs/server.md)", "leave it out"),

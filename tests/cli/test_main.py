@@ -114,6 +114,12 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == b""
 
 
+def test_commands_of_vllm_s_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, use in {"complete": "octavo generate", "collect-env": "octavo version"}.items():
+        assert frame.main([command, "--url", "x"]) == 2
+        assert f"unknown command {command!r}; {use}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("redirection", "code", "error"),
     [

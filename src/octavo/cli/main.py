@@ -29,6 +29,11 @@ COMMANDS = {
 
 # Taken as commands, too; -h and -V are the same.
 _WORDS = ("help", "version")
+# Commands of vLLM's with another name here.
+_VLLM_COMMANDS = {
+    "complete": "octavo generate completes prompts; with a running server, octavo chat --url",
+    "collect-env": "octavo version says what is installed, the log of a start what it runs on",
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -98,7 +103,9 @@ def _run(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         kind = "flag" if argv[0].startswith("-") else "command"
         known = ["--help", "--version"] if kind == "flag" else [*COMMANDS, *_WORDS]
-        print(f"octavo: unknown {kind} {argv[0]!r}{nearest(argv[0], known)}", file=sys.stderr)
+        use = _VLLM_COMMANDS.get(argv[0])
+        hint = f"; {use}" if use else nearest(argv[0], known)
+        print(f"octavo: unknown {kind} {argv[0]!r}{hint}", file=sys.stderr)
         return 2
     module = _module(argv[0])
     status: int = module.run(command_parser(argv[0]).parse(argv[1:]))
