@@ -107,6 +107,20 @@ def test_one_gguf_file_of_several_is_chosen(
     assert hub.fetched() == []
 
 
+@pytest.mark.parametrize("where", ["offline", "unreachable"])
+def test_what_was_pulled_is_found_without_a_network(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    assert main(["pull", "owner/ggufs:Q8_0"]) == 0
+    assert main(["pull", "owner/sharded"]) == 0
+    if where == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    for name in ("owner/ggufs:toy-Q8_0.gguf", "owner/ggufs:Q8_0", "owner/ggufs", "owner/sharded"):
+        assert resolve(name).weights
+    monkeypatch.undo()
+
+
 def test_all_parts_of_a_gguf_model_come(hub: Hub) -> None:
     assert main(["pull", "owner/ggufs:F16"]) == 0
     assert sorted(hub.fetched()) == ["toy-F16-00001-of-00002.gguf", "toy-F16-00002-of-00002.gguf"]

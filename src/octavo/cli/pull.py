@@ -92,7 +92,8 @@ def pull_from_hub(repo: str, revision: str | None, file: str | None) -> Path:
         what += f", licence {found.licence}"
     if missing:
         _say(f"fetching {repo} ({what}; {size_text(missing)} are missing) to {folder}")
-    root = fetch(repo, revision or found.revision, list(found.sizes))  # shows bars on a terminal
+    # By name, not by commit: only then is it found by that name where there is no network.
+    root = fetch(repo, revision, list(found.sizes))  # shows bars on a terminal
     with progress.shown(), progress.phase("checking what came"):
         check_fetched(root, found, found.sizes.keys() - here.keys())
     is_gguf = found.weights[0].endswith(".gguf")
