@@ -50,7 +50,7 @@ format: $(VENV)/.dev ## format the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES)
 	@$(PY) -m ruff format --quiet $(SOURCES)
 
-docs: $(VENV)/.dev ## regenerate docs/tree.md and docs/flags.md
+docs: $(VENV)/.dev ## regenerate docs/tree.md, docs/flags.md and the table of docs/from-vllm.md
 	@$(PY) -m scripts.docs --write
 
 build: $(VENV)/.dev ## the wheel and the sdist, in dist/

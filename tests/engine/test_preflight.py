@@ -18,7 +18,7 @@ from octavo import LLM
 from octavo.cli.main import main
 from octavo.config import EngineConfig
 from octavo.engine.executor import create_executor
-from octavo.engine.preflight import check_names, check_options
+from octavo.engine.preflight import check_names
 from octavo.errors import CheckpointError, ConfigError
 
 Start = Callable[..., object]
@@ -173,14 +173,6 @@ def test_a_file_that_is_no_model_is_reported_without_torch(
     monkeypatch.setattr("octavo.engine.preflight.check_names", None)
     with pytest.raises((CheckpointError, ConfigError), match=r"x\.gguf"):
         STARTS[name](str(file))
-
-
-def test_very_small_steps_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    check_options(EngineConfig("absent", max_num_batched_tokens=1))
-    assert "a prompt of 1000 tokens takes 1000 steps" in caplog.text
-    caplog.clear()
-    check_options(EngineConfig("absent"))
-    assert not caplog.records
 
 
 def test_what_is_right_passes() -> None:

@@ -15,7 +15,7 @@ from octavo.log import get_logger
 
 logger = get_logger(__name__)
 
-_FEW_TOKENS = 16  # a step of so few takes hardly less time than one of this many
+_FEW_TOKENS = 32  # a step of fewer takes hardly less time than one of this many
 
 
 class Executor(Protocol):

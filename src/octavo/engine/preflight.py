@@ -15,13 +15,8 @@ from octavo.core.policy import Policy
 from octavo.core.policy_registry import create_policy
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import ConfigError, nearest
-from octavo.log import get_logger
 from octavo.models.files import resolve
 from octavo.text.chat import read_chat_template
-
-logger = get_logger(__name__)
-
-_FEW_TOKENS = 32  # of a step: fewer make prompts very slow
 
 
 def check_options(config: EngineConfig) -> None:
@@ -35,12 +30,6 @@ def check_options(config: EngineConfig) -> None:
         create_policy(config.scheduler)
     if config.chat_template is not None:
         read_chat_template(config.chat_template)
-    if config.max_num_batched_tokens < _FEW_TOKENS:
-        logger.warning(
-            "max_num_batched_tokens is %d: a step computes no more than that, so that a prompt of "
-            "1000 tokens takes %d steps", config.max_num_batched_tokens,
-            -(-1000 // config.max_num_batched_tokens),
-        )  # fmt: skip
     if Path(os.path.expanduser(config.model)).is_file():
         resolve(config.model).open()  # maps it and reads its header
     if config.swap_path is not None:

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 from octavo.attention.base import AttentionSpec
 from octavo.checkpoint.base import Checkpoint, Naming
+from octavo.checkpoint.json_file import read_json
 from octavo.errors import CheckpointError, shown
 from octavo.layers.mlp import Activation
 from octavo.layers.norm import NormSpec
 from octavo.layers.rope import ROPE_KINDS, QueryTemperature, RopeKind, RopeSpec, cos_sin_table
 from octavo.models import gguf_config
 from octavo.models.fields import MOST_LAYERS, Fields, is_number
-from octavo.models.folder import CONFIG, read_json
+from octavo.models.folder import CONFIG
 from octavo.models.registry import BiasRule, Family, Wrapper, by_architecture, wrapper_of
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.models.spellings import agree, check_rope_keys, one_of, rope_block

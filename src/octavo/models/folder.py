@@ -1,10 +1,9 @@
-"""The files of a model's folder that say what is in it: their names, and how they are read."""
+"""The files of a model's folder that say what is in it: their names, and the index."""
 
-import json
 from pathlib import Path
-from typing import Any
 
-from octavo.errors import CheckpointError, brief, shown
+from octavo.checkpoint.json_file import read_json
+from octavo.errors import CheckpointError, shown
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -22,14 +21,3 @@ def weights_of_index(path: Path) -> dict[str, str]:
                 f"{path}: {shown(name)} lies in {shown(file)}, which is no file name"
             )
     return weight_map
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError, naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {brief(error)}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value

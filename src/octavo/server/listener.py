@@ -93,7 +93,7 @@ class UnixListener(Listener):
 def bind_unix(path: str) -> UnixListener:
     """A listening Unix socket with mode 0660. Raises ConfigError, naming the path.
 
-    A socket on which nobody listens, left by a process that was killed, is replaced. Any other
+    A socket without a listener, left by a process that was killed, is replaced. Any other
     file is left alone.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.checkpoint.gguf import read_gguf_header
+from octavo.checkpoint.json_file import read_json
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, brief, shown
 from octavo.text import added_tokens, vocab_files
 from octavo.text.added_tokens import NAMED_TOKENS as NAMED_TOKENS
@@ -116,13 +117,13 @@ def _ids_of(file: Path) -> dict[str, int]:
     if file.suffix == ".model":
         return {text: i for i, text in enumerate(piece_texts(file))}
     if file.name == "vocab.json":
-        return _json(file)
+        return read_json(file)
     data = file.read_bytes()
     start = [match.start() for match in _MERGES.finditer(data)]
     try:
         state = json.loads(data[: start[-1]] + b"}}" if start else data)
     except ValueError:
-        state = _json(file)
+        state = read_json(file)
     vocab = state["model"]["vocab"]
     if isinstance(vocab, list):  # Unigram: [text, score] by id
         vocab = {text: i for i, (text, _) in enumerate(vocab)}
@@ -170,7 +171,7 @@ class _Folder:
 
 def _described(folder: Path) -> _Folder:
     own, mapped, legacy = (
-        {k: v for k, v in _json(folder / name).items() if v is not None}
+        {k: v for k, v in read_json(folder / name).items() if v is not None}
         if (folder / name).is_file()
         else {}
         for name in ("tokenizer_config.json", added_tokens.MAP, added_tokens.FILE)
@@ -191,7 +192,7 @@ def _from_folder(folder: Path, file: Path) -> Parts:
         backend, implied = _spm(file, config)
     elif file.name == "vocab.json":
         merges = folder / "merges.txt"
-        backend, implied = vocab_files.read(file, merges, _json(file), config)
+        backend, implied = vocab_files.read(file, merges, read_json(file), config)
     else:
         implied = {}
         check_tokenizer_json(file)
@@ -358,16 +359,6 @@ def _wrong(path: Path, key: str, value: object, right: str) -> CheckpointError:
     return CheckpointError(f"{path}: {key} is {shown(value)}; it must be {right}")
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {brief(error)}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; a `.jinja` file goes before the config's field."""
     templates: dict[str, str] = {}
@@ -382,7 +373,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     elif field is not None:
         raise _wrong(file, "chat_template", field, "a text, or a list of named ones")
     if (file := folder / "chat_template.json").is_file():
-        templates["default"] = _text(file, _json(file), "chat_template")
+        templates["default"] = _text(file, read_json(file), "chat_template")
     if (file := folder / "chat_template.jinja").is_file():
         templates["default"] = file.read_text(encoding="utf-8")
     for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
