@@ -111,6 +111,29 @@ def test_sch_01_preemption_changes_nothing(make, alone, mode, cache):
     llm.engine.scheduler.check()
 
 
+@pytest.mark.parametrize("blocks", [300, 7])
+def test_planning_ahead_changes_nothing(make, alone, blocks):
+    """Also where requests are preempted, swapped, and computed in chunks."""
+    llm = make(
+        async_scheduling=True, num_gpu_blocks_override=blocks, max_model_len=100,
+        max_num_batched_tokens=32, preemption_mode="swap",
+    )  # fmt: skip
+    ahead = 0
+    submit = llm.engine.executor.submit
+
+    def watched(plan):
+        nonlocal ahead
+        ahead += sum(row.from_draw is not None for row in plan.rows)
+        return submit(plan)
+
+    llm.engine.executor.submit = watched
+    check_same(ask(llm, list(range(16))), alone)
+    assert ahead > (300 if blocks == 300 else 50)
+    assert (llm.engine.scheduler.num_swap_outs > 0) == (blocks == 7)
+    assert llm.engine.scheduler.kv.pool.num_used == llm.engine.scheduler.num_in_flight == 0
+    llm.engine.scheduler.check()
+
+
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("blocks", [300, 9])
 def test_drafts_change_nothing(make, alone, blocks, eager, monkeypatch):

@@ -104,6 +104,9 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = _option(True, "reuse the KV of equal prompt prefixes")
     enforce_eager: bool = _option(False, "disable graph capture")
+    async_scheduling: bool | None = _option(
+        None, "plan the next step while one is computed; default: on a GPU"
+    )
     cuda_graph_sizes: str | None = _option(
         None, "GPU: numbers of tokens of captured steps, such as 1,2,4,8; default: up to 256"
     )

@@ -208,7 +208,7 @@ E, V, S, R, M, A, P = (Kind.ENGINE, Kind.SERVER, Kind.SAMPLING, Kind.REQUEST, Ki
 _ENGINE = [
     *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
         gpu_memory_utilization kv_cache_memory_bytes enforce_eager num_gpu_blocks_override
-        swap_space chat_template preemption_mode"""),
+        swap_space chat_template preemption_mode async_scheduling"""),
     *[Entry(E, name, Status.SUPPORTED, neutral=(None,)) for name in
       ("block_size", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs")],
     Entry(E, "max_model_len", Status.SUPPORTED, neutral=(-1, "auto"),
@@ -244,7 +244,6 @@ _ENGINE = [
                 data_parallel_backend="mp", worker_cls="auto"),
     *_no_effect(E, "steps are captured at every level; enforce_eager turns that off",
                 optimization_level=(2, 1, 3)),
-    *_no_effect(E, "the next step is prepared while one is computed", async_scheduling=True),
     *_no_effect(E, "a request may ask for up to 20", max_logprobs=20),
     *_no_effect(E, "log-probabilities are taken before penalties and temperature",
                 logprobs_mode="raw_logprobs"),

@@ -115,6 +115,7 @@ class Bench:
         cost: Callable[[StepPlan], float] = lambda plan: 0.01,
         quick: bool = False,
         groups: Sequence[CacheSpec] = (FULL,),
+        ahead: bool = False,
         **kv_options: int,
     ) -> None:
         kv_options.setdefault("max_chunk", budget)
@@ -126,6 +127,7 @@ class Bench:
             max_num_batched_tokens=budget,
             max_model_len=min(window or 10**9, self.kv.capacity),
             preemption_mode=mode,
+            plans_ahead=ahead,
         )
         self.runner = (QuickRunner if quick else SimulatedRunner)(block_size, groups)
         self.budget = budget
@@ -145,10 +147,12 @@ class Bench:
         self.requests[request.request_id] = request
 
     def step(self, depth: int = 1) -> list[Update]:
-        """Schedule a plan; commit the oldest ones until fewer than `depth` are in flight."""
+        """Schedule a plan; commit the oldest ones until fewer than `depth` are in flight, or
+        none, where the next one must wait for that."""
         self.schedule()
         updates: list[Update] = []
-        while len(self.in_flight) >= depth:
+        ahead = not self.scheduler.plans_ahead or self.scheduler.may_plan_ahead
+        while len(self.in_flight) >= (depth if ahead else 1):
             updates += self.commit()
         return updates
 

@@ -503,13 +503,18 @@ def drafter(bench: Bench, most: int, seed: int) -> Callable[[Request], list[int]
     return propose
 
 
-@pytest.mark.parametrize(("depth", "drafts"), [(1, 0), (2, 0), (3, 0), (1, 5), (3, 20)])
+@pytest.mark.parametrize(
+    ("depth", "drafts", "ahead"),
+    [(1, 0, False), (2, 0, True), (3, 0, False), (1, 5, False), (3, 20, True)],
+)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("seed", range(2))
-def test_random_operations(seed: int, mode: str, policy: str, depth: int, drafts: int) -> None:
+def test_random_operations(
+    seed: int, mode: str, policy: str, depth: int, drafts: int, ahead: bool
+) -> None:
     """Adds, aborts, stops, forks and steps in any order, with up to `depth` plans in flight and
-    up to `drafts` drafts a row; every block accounted for each time."""
+    up to `drafts` drafts a row, planned ahead or not; every block accounted for each time."""
     rng = random.Random(f"{seed}{mode}{policy}")
     bench = Bench(
         blocks=rng.choice([9, 14, 30, 200]),
@@ -519,6 +524,7 @@ def test_random_operations(seed: int, mode: str, policy: str, depth: int, drafts
         caching=rng.random() < 0.7,
         policy=POLICIES[policy](),
         mode=mode,
+        ahead=ahead,
         num_host_blocks=rng.choice([0, 5, 40]),
     )
     if drafts:

@@ -12,6 +12,7 @@ class FakeAccelerator(CpuDevice):
     name = "accelerator"
     shares_host_memory = False
     warm_up_sizes = (1, 5)
+    runs_ahead = True
     pinned = 0
 
     def __init__(self, config):

@@ -13,7 +13,7 @@ from tests import kit
 
 from octavo import devices
 from octavo.config import EngineConfig
-from octavo.core.plan import BlockCopy, PlanRow, SampleSpec, StepPlan
+from octavo.core.plan import NOT_DRAWN, BlockCopy, PlanRow, SampleSpec, StepPlan
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.kernels.cpu.device import CpuDevice
 from octavo.params import SamplingParams
@@ -274,6 +274,44 @@ def test_drafts_are_verified_by_the_draws(runner, monkeypatch):
                 patch.setattr(model_runner, "_LOGITS_AT_ONCE", size)
                 found = tokens_of(runner.execute(StepPlan(6, (other, drafted, third))))
             assert found == {"a": (tuple(plain[: right + 1]),), **expected}
+
+
+def test_a_row_takes_the_token_that_the_step_before_draws(runner, monkeypatch):
+    """Also in what penalties look at, and where nobody has read that step's result yet."""
+    penalized = {"repetition_penalty": 1.5, "temperature": 1.0, "seed": 5}
+    prompt = tuple(range(20))
+    choices = [sampled(index, temperature=2.0, seed=1) for index in range(3)]
+
+    def spec(position, output_ids):
+        return SampleSpec(SamplingParams(**penalized), 5, 0, position, prompt, output_ids)
+
+    def rows(second):
+        first = row("c", range(9), (5,), samples=choices)
+        return first, row("a", prompt, (1, 2), samples=[second])
+
+    first = runner.execute(StepPlan(1, rows(spec(0, ()))))
+    token = first.rows[1].choices[0][0]
+    known = row("a", (token,), (1, 2), start=20, samples=[spec(1, (token,))])
+    second = runner.execute(StepPlan(2, (known,)))
+    assert runner.runs_ahead is False
+    drawn = []
+    draw = runner._draw
+
+    def watched(hidden, rows):
+        drawn.append(len(rows))
+        return draw(hidden, rows)
+
+    monkeypatch.setattr(runner, "_draw", watched)
+    earlier = runner.submit(StepPlan(1, rows(spec(0, ()))))
+    assert drawn == []  # it is drawn when the result is asked for, or the next step begins
+    ahead = row("a", (NOT_DRAWN,), (1, 2), start=20, samples=[spec(1, ())], from_draw=3)
+    later = runner.submit(StepPlan(2, (ahead,)))
+    assert drawn == [2]
+    assert later() == second
+    assert earlier() == first
+    assert drawn == [2, 1]
+    runner.submit(StepPlan(3, (known,)))  # and is never asked for
+    assert runner.execute(StepPlan(4, (known,))).rows == second.rows
 
 
 def test_logits_in_parts_give_what_all_at_once_gives(runner, monkeypatch):

@@ -19,6 +19,7 @@ from octavo.errors import ConfigError
 from octavo.params import SamplingParams
 
 MOST_TOKENS = 2**31 - 1  # of one sequence: lengths are 32-bit integers
+NOT_DRAWN = -1  # the token id of a row whose token the step before draws
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -63,6 +64,9 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     prompt_targets: for prompt log-probabilities, the prompt tokens that follow each of
         `token_ids` (one fewer at the prompt's last token); `num_prompt_logprobs` says how many
         alternatives, None for off.
+    from_draw: None, or for a row planned before its token was known: the token is draw number
+        `from_draw` of the step before, counted over all its samples, and `token_ids` is
+        (NOT_DRAWN,). The output of its spec lacks that token too. See `resolved`.
     """
 
     request_id: str
@@ -72,6 +76,7 @@ class PlanRow(msgspec.Struct, frozen=True, gc=False):
     samples: tuple[SampleSpec, ...] = ()
     num_prompt_logprobs: int | None = None
     prompt_targets: tuple[int, ...] = ()
+    from_draw: int | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -165,6 +170,32 @@ def row_result(
         tuple([(entry,) for entry in logprobs]),
         prompt_logprobs,
     )
+
+
+def draws(rows: Sequence[PlanRow], results: Sequence[RowResult]) -> list[int]:
+    """The token of each sample of a step, in order; 0 for those of rows that no row may follow:
+    rows with drafts, and failed ones, whose requests have ended."""
+    drawn: list[int] = []
+    for row, result in zip(rows, results, strict=True):
+        if row.num_drafts or result.error is not None:
+            drawn += [0] * len(row.samples)
+        else:
+            drawn += [tokens[0] for tokens in result.choices]
+    return drawn
+
+
+def resolved(rows: tuple[PlanRow, ...], drawn: Sequence[int]) -> tuple[PlanRow, ...]:
+    """`rows` with the tokens that the step before drew; drawn: its `draws`."""
+    return tuple(
+        [row if row.from_draw is None else _followed(row, drawn[row.from_draw]) for row in rows]
+    )
+
+
+def _followed(row: PlanRow, token: int) -> PlanRow:
+    (spec,) = row.samples
+    if spec.params.needs_history:
+        spec = msgspec.structs.replace(spec, output_ids=(*spec.output_ids, token))
+    return PlanRow(row.request_id, (token,), row.start, row.block_ids, (spec,))
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):

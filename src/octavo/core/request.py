@@ -170,6 +170,21 @@ class Request:
         child.scheduled_at = self.scheduled_at
         return child
 
+    def may_follow(self, max_model_len: int) -> bool:
+        """Whether its next step can be planned although a plan in flight draws the token for it.
+
+        Not if that token ends the request for certain. A sampler that looks back may lack the
+        last token only.
+        """
+        coming = self.num_computed + 1  # tokens, with those that plans in flight draw
+        most = min(self.num_prompt_tokens + self.max_tokens, max_model_len)
+        return coming < most and (not self.prompt_ids or coming == len(self.tokens) + 1)
+
+    def next_spec(self) -> SampleSpec:
+        """What to draw after the tokens that plans in flight draw, the last of which is
+        computed next."""
+        return self._spec(self.index, self.num_computed + 1 - self.num_prompt_tokens)
+
     def sample_specs(self, drafts: tuple[int, ...] = ()) -> tuple[SampleSpec, ...]:
         """What to draw once every token is computed: one choice, or all n before the fork.
 

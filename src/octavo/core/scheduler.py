@@ -70,7 +70,8 @@ class Scheduler:
     request, prompt and output; the pool must hold one such request, so that a request that runs
     alone can always finish. preemption_mode: whether the KV of a preempted request is swapped
     out (if the KV manager has a host pool with free blocks) or recomputed; auto chooses what is
-    expected to be faster, by measured step times.
+    expected to be faster, by measured step times. plans_ahead: whether a plan may have rows whose
+    token the plan before it draws, if that is in flight; see `may_plan_ahead`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         preemption_mode: PreemptionMode = "auto",
+        plans_ahead: bool = False,
     ) -> None:
         _check_limits(kv, max_model_len, preemption_mode)
         self.kv = kv
@@ -91,6 +93,8 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
+        self.plans_ahead = plans_ahead
+        self.num_discarded_tokens = 0  # computed for requests that had ended meanwhile
         self.rates = Rates()
         self.queues = Queues(kv, self.rates, preemption_mode)
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
@@ -174,6 +178,15 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
+    def may_plan_ahead(self) -> bool:
+        """Whether a plan may be made while the last one is in flight.
+
+        Not if the last one found that a request in flight has to be preempted: with further
+        plans its turn might never come.
+        """
+        return self.plans_ahead and not (self._in_flight and self._in_flight[-1].blocked)
+
+    @property
     def num_preemptions(self) -> int:
         """For memory and by displacement."""
         return self.queues.num_preemptions
@@ -240,9 +253,9 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step; its rows are empty if nothing can run now. Each plan must be committed.
 
-        A request whose next token comes from a plan in flight is not served; the next chunk of
-        a prompt is. Times are in seconds of one clock; step times are measured between `schedule`
-        and `commit`.
+        A request whose next token comes from a plan in flight is not served, unless it is the
+        last one and steps are planned ahead; the next chunk of a prompt is. Times are in seconds
+        of one clock; step times are measured between `schedule` and `commit`.
         """
         since_last = max(now - self._planned_at, 0.0) if self._num_steps else 0.0
         self._clock.now = self._planned_at = now
@@ -255,6 +268,7 @@ class Scheduler:
             self._in_flight,
             now,
             since_last,
+            self.max_model_len if self.plans_ahead else None,
         )
         step = builder.build(self._num_steps)
         self._in_flight.append(step)
@@ -273,6 +287,7 @@ class Scheduler:
         for request, row, gained in zip(step.requests, plan.rows, result.rows, strict=True):
             request.num_in_flight -= 1
             if request.status is not running:
+                self.num_discarded_tokens += len(row.token_ids)
                 if not request.num_in_flight:
                     self.kv.free(request)
                 continue
@@ -312,6 +327,8 @@ class Scheduler:
     def _measure(self, step: PlannedStep, updates: list[Update]) -> None:
         """Update the rates with the time of a step, which began when the one before it ended."""
         plan, tokens = step.plan, step.num_tokens
+        if not plan.rows and not plan.copies:
+            return
         seconds = self._clock.now - max(plan.planned_at, self._committed_at)
         swapped = sum([copy.kind != "copy" for copy in plan.copies]) if plan.copies else 0
         if not swapped:

@@ -15,8 +15,9 @@ has the largest share. A new request that lacks memory may be overtaken by at mo
 
 When memory runs out, or the policy lets a waiting request displace a running one, the victim is
 preempted. A request with a row in a plan in flight keeps its blocks until that plan is
-committed: it is never preempted, and one that awaits its next token from such a plan is not
-served again before. Knows neither tensors nor text, and reads no clock.
+committed: it is never preempted. One that awaits its next token from such a plan is not served
+again before; or, where steps are planned ahead, only if the last plan draws that token: its row
+then says which draw it is. Knows neither tensors nor text, and reads no clock.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from octavo.core.fallback import FallbackPolicy
-from octavo.core.plan import PlanRow, StepPlan
+from octavo.core.plan import NOT_DRAWN, PlanRow, StepPlan
 from octavo.core.policy import Load
 from octavo.core.prefix_cache import Prefix
 from octavo.core.queues import Queues
@@ -42,13 +43,17 @@ class PlannedStep(NamedTuple):
     """A plan in flight, and the requests of its rows.
 
     num_tokens: that it computes. computing: names of the full blocks that it computes; others
-    wait for them and share them.
+    wait for them and share them. draws: where steps are planned ahead, the requests that gain
+    one token, and the number of its draw. blocked: whether a request in flight should have been
+    preempted: everything must be committed before the next plan.
     """
 
     plan: StepPlan
     requests: list[Request]
     num_tokens: int
     computing: set[bytes]
+    draws: dict[Request, int]
+    blocked: bool
 
 
 class StepBuilder:
@@ -56,6 +61,7 @@ class StepBuilder:
 
     max_tokens, max_sequences: the configured limits. in_flight: plans not yet committed.
     now: the time of planning; since_last: seconds since the previous step was planned.
+    ahead: None, or where steps are planned ahead, the most tokens of a request.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class StepBuilder:
         in_flight: "deque[PlannedStep]",
         now: float,
         since_last: float,
+        ahead: int | None = None,
     ) -> None:
         self._queues = queues
         self._kv = queues.kv
@@ -76,6 +83,7 @@ class StepBuilder:
         self._in_flight = in_flight
         self._now = now
         self._since_last = since_last
+        self._ahead = ahead
         self._budget = 0  # tokens of this step
         self._left = 0  # of them, not yet assigned
         self._sequences = 0  # requests that may run
@@ -86,6 +94,7 @@ class StepBuilder:
         self._reserved_blocks = 0  # that running requests still need for the tokens they have
         self._preempted: set[Request] = set()
         self._out_of_memory = False
+        self._blocked = False
         self._computing: set[bytes] = set()
 
     def build(self, number: int) -> PlannedStep:
@@ -101,12 +110,16 @@ class StepBuilder:
     def _plan(self, number: int) -> PlannedStep:
         self._kv.note_written(self._budget - self._left)
         drafts = self._drafts
+        before = self._in_flight[-1].draws if self._in_flight else {}
         rows = tuple(
             [
                 _row(request, count, drafts.get(request, ()) if drafts else ())
+                if request.num_computed < len(request.tokens)
+                else _next_row(request, before[request])
                 for request, count in self._assigned.items()
             ]
         )
+        draws = {} if self._ahead is None else _single_draws(self._assigned, rows)
         for request, count in self._assigned.items():
             request.num_computed += count
             request.num_in_flight += 1
@@ -114,7 +127,9 @@ class StepBuilder:
             request.num_computed += len(proposed)
         plan = StepPlan(number, rows, self._kv.take_copies(), self._now)
         num_tokens = self._budget - self._left
-        return PlannedStep(plan, list(self._assigned), num_tokens, self._computing)
+        return PlannedStep(
+            plan, list(self._assigned), num_tokens, self._computing, draws, self._blocked
+        )
 
     # Assigning tokens.
 
@@ -122,12 +137,15 @@ class StepBuilder:
         """One token for each running request that lags by one; returns those that lag more."""
         due: list[Request] = []
         lagging: list[Request] = []
+        before = self._in_flight[-1].draws if self._in_flight else {}
         for request in self._queues.running:
             lag = len(request.tokens) - request.num_computed
             if lag == 1:
                 due.append(request)
             elif lag > 1:
                 lagging.append(request)
+            elif request in before and self._ahead and request.may_follow(self._ahead):
+                due.append(request)
             # Else its next token comes from a plan in flight.
         self._assigned = dict.fromkeys(due, 1)
         short = self._kv.grow_each(due)
@@ -257,6 +275,7 @@ class StepBuilder:
             if victim is None:
                 victim = request
             if victim.num_in_flight:
+                self._blocked = True
                 return False
             self._withdraw(victim)
             self._queues.preempt(victim, self._now)
@@ -323,16 +342,20 @@ class StepBuilder:
         return self._reserved_blocks + len(running) * self._kv.num_groups if running else 0
 
     def _victim_of(self, request: Request, staying: Collection[Request]) -> Request | None:
-        """Which of `staying` the waiting `request` may displace."""
+        """Which of `staying` the waiting `request` may displace now."""
         if not self._policy.displaces:
             return None
         # Whatever the policy answers, no request is displaced indefinitely.
         candidates = {
             other: None
             for other in staying
-            if not other.num_in_flight and other.displaced != (len(other.tokens), MAX_DISPLACED)
+            if other.displaced != (len(other.tokens), MAX_DISPLACED)
         }
-        return self._policy.victim(candidates.keys(), request, self._now)
+        victim = self._policy.victim(candidates.keys(), request, self._now)
+        if victim is not None and victim.num_in_flight:
+            self._blocked = True
+            return None
+        return victim
 
     def _victims(self, request: Request, found: Prefix, full: bool) -> list[Request] | None:
         """The requests to displace so that `request` can start, most often none; None if it must
@@ -375,6 +398,25 @@ class StepBuilder:
         self._assign_share(request)
         for earlier in self._lacking:
             earlier.overtaken += 1
+
+
+def _single_draws(requests: Iterable[Request], rows: Iterable[PlanRow]) -> dict[Request, int]:
+    """The requests that gain one token, and the number of its draw among all of the step."""
+    found: dict[Request, int] = {}
+    count = 0
+    for request, row in zip(requests, rows, strict=True):
+        if len(row.samples) == 1:
+            found[request] = count
+        count += len(row.samples)
+    return found
+
+
+def _next_row(request: Request, draw: int) -> PlanRow:
+    """The token that the step before draws for `request`, by the number of that draw."""
+    return PlanRow(
+        request.seq_id, (NOT_DRAWN,), request.num_computed, request.table.ids,
+        (request.next_spec(),), from_draw=draw,
+    )  # fmt: skip
 
 
 def _row(request: Request, count: int, drafts: tuple[int, ...]) -> PlanRow:

@@ -1,18 +1,23 @@
 """The engine: requests in, tokens out. One step is three calls: plan, run, commit.
 
-It combines the scheduler, which decides, and the executor, which computes, and handles neither
-text nor sockets. Not thread-safe: one thread owns an engine.
+Where the device works beside the host, the next step is planned and submitted before the result
+of the one being computed is read. The engine combines the scheduler, which decides, and the
+executor, which computes, and handles neither text nor sockets. Not thread-safe: one thread owns
+an engine.
 """
 
 import hashlib
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.core.kv_manager import KVManager
-from octavo.core.plan import StepPlan, StepResult
+from octavo.core.plan import RowResult, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
@@ -29,6 +34,16 @@ from octavo.processes import Owner
 logger = get_logger(__name__)
 
 Clock = Callable[[], float]
+
+T = TypeVar("T")
+
+
+class SubmittedStep(NamedTuple):
+    """A step that the executor was given. result: waits for it."""
+
+    plan: StepPlan
+    result: Callable[[], StepResult]
+    started: float
 
 
 class Engine:
@@ -49,6 +64,10 @@ class Engine:
         self.executor = executor
         self.limits = limits
         self.clock = clock
+        ahead = config.async_scheduling
+        self._runs_ahead = executor.runs_ahead if ahead is None else ahead
+        self._submitted: deque[SubmittedStep] = deque()
+        self._ended = 0.0  # the last step
         self.scheduler = Scheduler(
             KVManager(
                 limits.num_blocks,
@@ -63,6 +82,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
             preemption_mode=config.preemption_mode,
+            plans_ahead=self._runs_ahead,
         )
         self.capabilities = EngineCapabilities(
             limits,
@@ -112,28 +132,67 @@ class Engine:
     def step(self) -> list[Update]:
         """Plan, run, commit. Returns what each choice gained; empty if nothing could run.
 
-        Raises EngineDeadError if the executor fails; the engine is dead from then on.
+        Running ahead, the step after it is planned and submitted first. Raises EngineDeadError if
+        the executor fails; the engine is dead from then on.
         """
         self._check_alive()
+        if not self._submitted:
+            self._plan()
+        if self.scheduler.may_plan_ahead and _computes(self._submitted[0].plan):
+            self._plan()
+        updates = self._commit()
+        self._discard_if_idle()
+        return updates
+
+    def _plan(self) -> None:
         started = self.clock()
         plan = self.scheduler.schedule(started)
-        result = self._run(plan)
+        self._submitted.append(SubmittedStep(plan, self._submit(plan), started))
+
+    def _commit(self) -> list[Update]:
+        """Commit the oldest step, and one after it that computes nothing."""
+        step = self._submitted[0]
+        plan, result = step.plan, self._guarded(step.plan, step.result)
+        self._submitted.popleft()
         ended = self.clock()
+        discarded = self.scheduler.num_discarded_tokens
         updates = self.scheduler.commit(plan, result, ended)
         if plan.rows:
-            self.recorder.step(plan, updates, started, ended)
+            discarded = self.scheduler.num_discarded_tokens - discarded
+            started = max(step.started, self._ended)  # when the step before it was done
+            self.recorder.step(plan, updates, started, ended, discarded)
+        self._ended = ended
+        if self._submitted and not _computes(self._submitted[0].plan):
+            empty = self._submitted.popleft()
+            self.scheduler.commit(empty.plan, empty.result(), ended)
         return updates
+
+    def _discard_if_idle(self) -> None:
+        """Commit steps whose requests have all ended, without a wait for their results.
+
+        Their blocks may be used again: steps are computed in the order of their submission.
+        """
+        if not self._submitted or self.scheduler.has_work():
+            return
+        now = self.clock()
+        for plan, _, _ in self._submitted:
+            rows = tuple([RowResult(row.request_id) for row in plan.rows])
+            self.scheduler.commit(plan, StepResult(plan.step, rows), now)
+            self.recorder.step(plan, [], now, now, plan.num_tokens)
+        self._submitted.clear()
 
     def abort(self, request_id: str) -> bool:
         """End a request, all its choices, and free its blocks. False if it is not in flight."""
         known = self.scheduler.abort(request_id)
         self.recorder.aborted(request_id)
+        self._discard_if_idle()
         return known
 
     def finish_choice(self, request_id: str, index: int) -> None:
         """End one choice whose text contains a stop string, as detected by the caller."""
         self.scheduler.finish_choice(request_id, index)
         self.recorder.choice_stopped(request_id, self.clock())
+        self._discard_if_idle()
 
     def has_work(self) -> bool:
         return self._dead is None and self.scheduler.has_work()
@@ -166,11 +225,17 @@ class Engine:
         """Why the engine is dead, or None."""
         return self._dead
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        if not plan.rows and not plan.copies:
-            return StepResult(plan.step, ())
+    def _submit(self, plan: StepPlan) -> Callable[[], StepResult]:
+        if not _computes(plan):
+            return lambda: StepResult(plan.step, ())
+        if not self._runs_ahead:
+            return partial(self.executor.execute, plan)
+        return self._guarded(plan, lambda: self.executor.submit(plan))
+
+    def _guarded(self, plan: StepPlan, call: Callable[[], T]) -> T:
+        """What the executor answers; the engine is dead if it fails."""
         try:
-            return self.executor.execute(plan)
+            return call()
         except Exception as error:
             self._dead = f"{type(error).__name__}: {error}"
             logger.exception("step %d failed; the engine stops", plan.step)
@@ -188,6 +253,11 @@ class Engine:
             raise EngineError(self._owner.complaint())
         if self._dead is not None:
             raise EngineDeadError(self._dead)
+
+
+def _computes(plan: StepPlan) -> bool:
+    """Whether there is something to do for the executor."""
+    return bool(plan.rows or plan.copies)
 
 
 def stop_ids(params: SamplingParams, eos: tuple[int, ...]) -> tuple[int, ...]:

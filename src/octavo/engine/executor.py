@@ -4,6 +4,7 @@ An executor owns the runner. The engine depends only on this interface, so that 
 and server can be tested without weights (`engine.fake`).
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from octavo import progress
@@ -19,12 +20,25 @@ _FEW_TOKENS = 32  # a step of fewer takes hardly less time than one of this many
 
 
 class Executor(Protocol):
-    """Runs plans. Created with the model loaded, so `limits` are known."""
+    """Runs plans. Created with the model loaded, so `limits` are known.
+
+    runs_ahead: whether the next step should be planned while one is computed, unless the
+    configuration says otherwise: where the device works beside the host.
+    """
 
     limits: RunnerLimits
+    runs_ahead: bool
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step. An exception ends the engine; an error of one row is in its result."""
+        ...
+
+    def submit(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Begin a step, after those submitted before. Returns what waits for its result.
+
+        Its rows may take tokens that the step submitted before draws. A result may be asked for
+        after the next step was submitted, or never.
+        """
         ...
 
     def explain(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ allocated twice, or a slot that is overwritten or not yet written fails an asser
 instead of producing a plausible answer.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    draws,
     num_gained,
+    resolved,
     row_result,
 )
 
@@ -54,12 +57,21 @@ class Slot(NamedTuple):
     group: int
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """A step, and its result once it is computed."""
+
+    plan: StepPlan
+    result: StepResult | None = None
+
+
 @dataclass
 class FakeRunner:
     """`next_token(history, spec)` chooses; `before_step` may raise, sleep or count.
 
-    failing: requests whose rows fail. copies, tokens, drafts, accepted: counts of what was done.
-    Raises AssertionError for a plan that the real runner would compute wrongly.
+    failing: requests whose rows fail. runs_ahead: see `Executor`. copies, tokens, drafts,
+    accepted: counts of what was done. Raises AssertionError for a plan that the real runner would
+    compute wrongly.
     """
 
     limits: RunnerLimits = field(
@@ -81,6 +93,7 @@ class FakeRunner:
     next_token: NextToken | None = None
     before_step: Callable[[StepPlan], None] | None = None
     failing: set[str] = field(default_factory=set)
+    runs_ahead: bool = False
     steps: int = 0
     tokens: int = 0
     drafts: int = 0
@@ -90,6 +103,21 @@ class FakeRunner:
         self.copies = {"copy": 0, "out": 0, "in": 0}
         self._pool: dict[int, dict[int, Slot]] = {}  # block -> offset -> slot
         self._host: dict[int, dict[int, Slot]] = {}
+        self._drawn: list[int] = []  # in the last step
+        self._last: _Submitted | None = None
+
+    def submit(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Computes nothing before the result is asked for, or the next step submitted: as late
+        as a device may."""
+        last, self._last = self._last, _Submitted(plan)
+        if last:
+            self._finish(last)
+        return functools.partial(self._finish, self._last)
+
+    def _finish(self, submitted: "_Submitted") -> StepResult:
+        if submitted.result is None:
+            submitted.result = self.execute(submitted.plan)
+        return submitted.result
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.steps += 1
@@ -98,9 +126,12 @@ class FakeRunner:
         for copy in plan.copies:
             self._copy(copy)
         written: set[tuple[int, int]] = set()
-        for row in plan.rows:
+        rows = resolved(plan.rows, self._drawn)
+        for row in rows:
             self._write(row, plan.step, written)
-        return StepResult(plan.step, tuple(self._row(row, plan.step) for row in plan.rows))
+        results = tuple(self._row(row, plan.step) for row in rows)
+        self._drawn = draws(rows, results)
+        return StepResult(plan.step, results)
 
     def explain(self) -> dict[str, str]:
         return {"all": "fake: no weights"}

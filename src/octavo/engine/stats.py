@@ -129,9 +129,11 @@ class EngineStats:
     fragmentation: unwritten slots in held blocks / slots in held blocks.
     most_held_slots, most_written_slots: high-water marks since the start; shared_slots: held by
     more than one request. swapped_out_blocks, swapped_in_blocks: copied to the host and back so
-    far; displaced: preemptions in favour of a more urgent request. policy_errors: how
-    often the scheduling policy, or its weight_fn, failed. swap_block_seconds: measured time to
-    copy a block. ttft, itl, e2e: seconds. policy: the gauges of the policy, by name.
+    far; discarded_tokens: computed for requests that had ended, since the next step is planned
+    while one is computed (`async_scheduling`); displaced: preemptions in favour of a more urgent
+    request. policy_errors: how often the scheduling policy, or its weight_fn, failed.
+    swap_block_seconds: measured time to copy a block. ttft, itl, e2e: seconds. policy: the gauges
+    of the policy, by name.
 
     The state of the policy in use is an attribute with the policy's name; None for other built-in
     policies.
@@ -239,6 +241,11 @@ class EngineStats:
         lambda s: s.kv.swapped_in_blocks,
         counter="octavo:swapped_in_blocks",
         text="KV blocks copied back.",
+    )
+    discarded_tokens: int = _statistic(
+        lambda s: s.scheduler.num_discarded_tokens,
+        counter="octavo:discarded_tokens",
+        text="Tokens computed for requests that had ended meanwhile.",
     )
     displaced: int = _statistic(
         lambda s: s.scheduler.num_displaced,
@@ -376,8 +383,16 @@ class StatsRecorder:
         self.prompt_tokens += count
         self._fresh.prompt_tokens.append(count)
 
-    def step(self, plan: StepPlan, updates: list[Update], started: float, ended: float) -> None:
-        """One step ran from `started` to `ended` and gave `updates`."""
+    def step(
+        self,
+        plan: StepPlan,
+        updates: list[Update],
+        started: float,
+        ended: float,
+        discarded: int = 0,
+    ) -> None:
+        """One step ran from `started` to `ended` and gave `updates`; of its tokens, `discarded`
+        were computed for requests that had ended."""
         self.steps += 1
         for row in plan.rows:
             times = self._times.get(row.request_id)
@@ -390,7 +405,8 @@ class StatsRecorder:
             self._fresh = Observations()
         self._fresh.step_tokens.append(computed)
         self.generation_tokens += generated
-        self._window.append((ended, ended - started, generated, max(0, computed - generated)))
+        prompt = max(0, computed - generated - discarded)
+        self._window.append((ended, ended - started, generated, prompt))
         self._trim(ended)
 
     def aborted(self, request_id: str) -> None:

@@ -98,6 +98,11 @@ class Accelerator(Device, Protocol):
     """
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether the next step is to be planned while the device computes one, by default."""
+        ...
+
+    @property
     def warm_up_sizes(self) -> Sequence[int]:
         """Numbers of tokens of steps that launch each kernel in each of its forms, which are
         run at start; none if nothing is compiled when it is first launched."""

@@ -2,8 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -20,7 +22,9 @@ from octavo.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    draws,
     num_gained,
+    resolved,
     row_result,
 )
 from octavo.errors import counted
@@ -31,7 +35,7 @@ from octavo.runner.batch import BatchBuilder
 from octavo.runner.device import Accelerator, Device, create_device
 from octavo.runner.kv_cache import KVCache, kv_layout
 from octavo.runner.memory import shown
-from octavo.runner.out_of_memory import Parts, at_start
+from octavo.runner.out_of_memory import Parts, Results, Rows, at_start
 from octavo.runner.probes import full_step, prompt_step, warm_up_steps
 from octavo.runner.promises import Promises
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
@@ -43,7 +47,26 @@ logger = get_logger(__name__)
 # Logits are fp32: this bounds the logits computed at once to 128 MiB.
 _LOGITS_AT_ONCE = 2**25
 _PROBE_TOKENS = 256
-_HEAVY = ("captured", "cache", "builder", "model", "backend")  # attributes that hold tensors
+T = TypeVar("T")
+# The model's [tokens, H], and the index of the sampled tokens in it.
+Output = tuple[torch.Tensor, torch.Tensor]
+
+# Attributes that hold tensors.
+_HEAVY = ("_last", "captured", "cache", "builder", "model", "backend")
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step that the device computes, or has computed.
+
+    output: until tokens are drawn from it; None if the device has too little memory for all rows
+    at once. result: then.
+    """
+
+    step: int
+    rows: Rows
+    output: Output | None = None
+    result: StepResult | None = None
 
 
 class ModelRunner:
@@ -55,6 +78,7 @@ class ModelRunner:
         self.device: Device = create_device(config)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.captured: CapturedSteps | None = None
+        self._last: _Launched | None = None
         prepared = prepare(config, self.device, self.dtype)
         self.kv_dtype = kv_dtype(config, self.dtype)
         self.backend: AttentionBackend = prepared.backend
@@ -70,6 +94,7 @@ class ModelRunner:
         loaded = time.perf_counter()
         self._accelerator = self.device if isinstance(self.device, Accelerator) else None
         self._parts = Parts(self._accelerator) if self._accelerator else None
+        self.runs_ahead = bool(self._accelerator and self._accelerator.runs_ahead)
         with (
             progress.phase("running a step to measure its memory"),
             at_start(self.device, *sizing.for_step()),
@@ -91,18 +116,53 @@ class ModelRunner:
             self.limits.max_model_len, loaded - began, time.perf_counter() - loaded,
         )  # fmt: skip
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the copies, run all rows through the model at once, then sample."""
+        return self.submit(plan)()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Begin a step: `execute` up to the draws. See `engine.executor.Executor`.
+
+        The inputs of a step are in the memory of those of the step before, which is therefore
+        finished first.
+        """
+        rows, last, self._last = plan.rows, self._last, None
+        if last:
+            before = self._finish(last)
+            if any(row.from_draw is not None for row in rows):
+                rows = resolved(rows, draws(last.rows, before.rows))
         if plan.copies:
             self.cache.copy(plan.copies)
-        if not plan.rows:
-            return StepResult(plan.step, ())
-        if self._parts:
-            return StepResult(plan.step, self._parts(self._compute, plan.rows))
-        return StepResult(plan.step, self._compute(plan.rows))
+        step = _Launched(plan.step, rows)
+        if rows:
+            self._last = step
+            step.output = self._whole(self._launch, rows)
+        else:
+            step.result = StepResult(plan.step, ())
+        return partial(self._finish, step)
 
-    def _compute(self, rows: tuple[PlanRow, ...]) -> tuple[RowResult, ...]:
+    @torch.inference_mode()
+    def _finish(self, step: _Launched) -> StepResult:
+        if step.result is None:
+            results = None
+            if step.output is not None:
+                results = self._whole(partial(self._results, step.output), step.rows)
+            step.output = None  # also where the step is computed again, in parts
+            if results is None:
+                assert self._parts
+                results = self._parts(self._compute, step.rows)
+            step.result = StepResult(step.step, results)
+        return step.result
+
+    def _whole(self, call: Callable[[Rows], T], rows: Rows) -> T | None:
+        """None if the device is out of memory."""
+        return self._parts.whole(call, rows) if self._parts else call(rows)
+
+    def _compute(self, rows: Rows) -> Results:
+        return self._results(self._launch(rows), rows)
+
+    def _launch(self, rows: Rows) -> Output:
         inputs = self.builder.build(StepPlan(0, rows))
         hidden = None
         if self.captured:
@@ -110,11 +170,15 @@ class ModelRunner:
         if hidden is None:
             metas = self.cache.per_layer(inputs.metas)
             hidden = self.model.forward(inputs.token_ids, metas, self.cache.layers)
+        return hidden, inputs.sample_index
+
+    def _results(self, output: Output, rows: Rows) -> Results:
+        hidden, sample_index = output
         drawing = [row for row in rows if row.samples]
         if not drawing and self._accelerator:
             # Drawing waits for the device; else the next step would change inputs under it.
             self._accelerator.synchronize()
-        drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
+        drawn = self._draw(hidden[sample_index], drawing) if drawing else iter(())
         prompts = self._prompt_logprobs(rows, hidden)
         return tuple(
             _row_result(row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ()))

@@ -8,6 +8,7 @@ the device. The rows of a plan do not read what others write, so parts give what
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ logger = get_logger(__name__)
 Rows = tuple[PlanRow, ...]
 Results = tuple[RowResult, ...]
 Compute = Callable[[Rows], Results]
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -48,9 +50,9 @@ class Parts:
 
         Raises EngineError if memory is too small for a single token.
         """
-        count = sum(len(row.token_ids) for row in rows)
-        if count <= self._most and (results := self._try(compute, rows, count)) is not None:
+        if (results := self.whole(compute, rows)) is not None:
             return results
+        count = sum(len(row.token_ids) for row in rows)
         first, second = halves(rows)
         if not first:
             raise EngineError(
@@ -59,10 +61,13 @@ class Parts:
             )
         return joined(self(compute, first), self(compute, second))
 
-    def _try(self, compute: Compute, rows: Rows, count: int) -> Results | None:
-        """None if the device was out of memory."""
+    def whole(self, call: Callable[[Rows], T], rows: Rows) -> T | None:
+        """`call(rows)`; None if the device was out of memory, or is known to be for so many."""
+        count = sum(len(row.token_ids) for row in rows)
+        if count > self._most:
+            return None
         try:
-            return compute(rows)
+            return call(rows)
         except Exception as error:
             if not self._device.is_out_of_memory(error):
                 raise

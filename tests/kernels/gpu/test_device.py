@@ -45,6 +45,7 @@ def test_replayed_steps_give_the_cpus_tokens(folder: Path, expected: list[list[i
     assert explained["attention"] == "triton"
     assert explained["steps"] == "captured up to 4 tokens"
     assert llm.engine.executor.limits.device == "interpret"
+    assert llm.engine.scheduler.plans_ahead
 
 
 @pytest.mark.slow
@@ -52,12 +53,13 @@ def test_replayed_steps_give_the_cpus_tokens(folder: Path, expected: list[list[i
     "options",
     [
         {"enforce_eager": True},
+        {"cuda_graph_sizes": "2,4", "async_scheduling": False},
         {"cuda_graph_sizes": "1,8", "max_num_batched_tokens": 8},
         {"cuda_graph_sizes": "4", "num_gpu_blocks_override": 6, "swap_space": 1,
          "preemption_mode": "swap"},
         {"cuda_graph_sizes": "4", "num_gpu_blocks_override": 6, "preemption_mode": "recompute"},
     ],
-    ids=["eager", "chunked", "swapped", "recomputed"],
+    ids=["eager", "step by step", "chunked", "swapped", "recomputed"],
 )  # fmt: skip
 def test_every_mode_gives_the_cpus_tokens(
     folder: Path, expected: list[list[int]], options: dict[str, Any]

@@ -37,6 +37,7 @@ class _TritonDevice:
     torch_device: str
     shares_host_memory = False
     pads_steps = True
+    runs_ahead = True
     # Plain torch is so slow that it must be asked for.
     attention_order: Sequence[str] = ("triton",)
     quantization: Sequence[str] = (INT8, INT4)
