@@ -24,7 +24,8 @@ from octavo.vllm_names import Entry, Kind, Status
 
 logger = get_logger(__name__)
 
-# Not a package: so that a name of vLLM's that is missing here is asked for by `octavo._Refusals`.
+# Not a package. With a `__path__`, an import of a name that is missing here asks the finders, of
+# which `octavo._Refusals` knows the reason for vLLM's names.
 __path__ = ()
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]

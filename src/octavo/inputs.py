@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
-# Not a package: so that a name of vLLM's that is missing here is asked for by `octavo._Refusals`.
+# Not a package. With a `__path__`, an import of a name that is missing here asks the finders, of
+# which `octavo._Refusals` knows the reason for vLLM's names.
 __path__ = ()
 
 

@@ -107,8 +107,7 @@ class FallbackPolicy:
 
 
 def _displaces(policy: Policy) -> bool:
-    """The policy's own word; True for a class with its own `victim` that says nothing, although
-    one that it derives from never displaces."""
+    """The policy's `displaces`. A class with a `victim` of its own does not inherit False."""
     for kind in type(policy).__mro__ if "displaces" not in getattr(policy, "__dict__", {}) else ():
         if "displaces" in vars(kind):
             break

@@ -32,7 +32,7 @@ StoppedChoice = tuple[str, int]  # request id, choice
 class OutputProcessor:
     """Turns updates into outputs. Reads no clock: times are the caller's.
 
-    epoch: what the caller's clock lacks to the wall's, which the outputs' times are in.
+    epoch: the wall clock's time at 0 of the caller's clock; times in outputs are the wall clock's.
     """
 
     def __init__(self, tokenizer: Tokenizer, epoch: float = 0.0) -> None:

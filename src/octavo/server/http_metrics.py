@@ -6,10 +6,12 @@ are left out, and statuses are grouped (`2xx`). A client that left before its an
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.middleware import content_length
 
 _LEFT_OUT = frozenset(("/health", "/load", "/metrics", "/ping", "/version"))
 _CLIENT_LEFT = 499  # nginx's number; only its group is shown
@@ -70,7 +72,7 @@ class HTTPMetrics:
         async def noted(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
-                status, sent = message["status"], _length(message["headers"])
+                status, sent = message["status"], content_length(message["headers"])
             elif not message.get("more_body", False):
                 count()  # before the client reads the end
             await send(message)
@@ -90,7 +92,7 @@ class HTTPMetrics:
         self._requests.labels(method, handler, f"{status // 100}xx").inc()
         self._seconds.labels(method, handler).observe(seconds)
         self._fine.observe(seconds)
-        self._received.labels(handler).observe(_length(scope["headers"]))
+        self._received.labels(handler).observe(content_length(scope["headers"]))
         self._sent.labels(handler).observe(sent)
 
     def _handler(self, path: str) -> str:
@@ -98,10 +100,3 @@ class HTTPMetrics:
         if path in self._exact:
             return path
         return next((h for prefix, h in self._prefixes.items() if path.startswith(prefix)), "none")
-
-
-def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    for name, value in headers:
-        if name.lower() == b"content-length" and value.isdigit():
-            return int(value)
-    return 0

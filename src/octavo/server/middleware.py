@@ -99,7 +99,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _declared(scope["headers"]) > self._limit:
+        if content_length(scope["headers"]) > self._limit:
             await refuse(self._too_large(), send)
             return
         seen = [0]
@@ -143,9 +143,9 @@ class BodyLimit:
         )
 
 
-def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """The Content-Length, or 0 if there is none."""
     for name, value in headers:
-        if name == b"content-length" and value.isdigit():
+        if name.lower() == b"content-length" and value.isdigit():
             return int(value)
     return 0
