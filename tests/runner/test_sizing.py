@@ -49,6 +49,17 @@ def test_what_bounds_the_default_pool(options, memory, kv):
     assert sizing(**options).divide(memory, GIB).kv == kv
 
 
+def test_captured_steps_take_from_the_pool_and_are_named_in_a_refusal():
+    given = {"shares": False, "swap_space": 0}
+    found = sizing(**given).divide(Memory(), GIB, captured=GIB)
+    assert found.kv == sizing(**given).divide(Memory(), GIB).kv - GIB
+    assert found.terms["captured"] == GIB
+    with pytest.raises(NotEnoughMemoryError, match=r"1\.00 GiB for captured steps"):
+        sizing(max_model_len=8192, gpu_memory_utilization=0.01, **given).divide(
+            Memory(), GIB, captured=GIB
+        )
+
+
 @pytest.mark.parametrize("options", [{"shares": False}, {"gpu_memory_utilization": 0.9}])
 def test_a_given_share_or_a_device_of_its_own_takes_the_whole_budget(options):
     found = sizing(swap_space=0, **options).divide(Memory(), GIB)

@@ -113,6 +113,15 @@ class CaptureSafe(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsStaticMemory(Protocol):
+    """Optional interface of a `CaptureSafe` backend: how large the memory is that it fills."""
+
+    def static_bytes(self, spec: AttentionSpec, tokens: int, longest: int) -> int:
+        """For layers of `spec`, steps of `tokens` tokens, and sequences of `longest` tokens."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """One implementation. Instances hold scratch space only, never a request's state."""
 

@@ -152,10 +152,8 @@ class _StaticWork:
 
     def __init__(self, meta: AttentionMetadata, spec: AttentionSpec, tokens: int) -> None:
         device = meta.block_tables.device
-        group = spec.num_heads // spec.num_kv_heads
-        pieces = -(-meta.max_blocks * meta.block_size // SPLIT_KEYS)
-        per_line = spec.num_kv_heads * spec.head_dim
-        self._lines = min(tokens * pieces * group, max(1, _MOST_PARTIALS // per_line))
+        group, per_line = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads * spec.head_dim
+        self._lines = _static_lines(spec, tokens, meta.max_blocks * meta.block_size)
         # The split items come last, so that only those in use are copied.
         self._capacity = {"joins": tokens, "whole": tokens, "split": tokens + self._lines // group}
         sizes = [tokens * JOIN_FIELDS, tokens * ITEM_FIELDS, self._capacity["split"] * ITEM_FIELDS]
@@ -284,6 +282,11 @@ class TritonAttention:
         )  # fmt: skip
         return out
 
+    def static_bytes(self, spec: AttentionSpec, tokens: int, longest: int) -> int:
+        """See HoldsStaticMemory; without the lists, which are small."""
+        lines = _static_lines(spec, tokens, longest)
+        return 4 * lines * spec.num_kv_heads * (spec.head_dim + 2)
+
     def prepare_replay(
         self,
         meta: AttentionMetadata,
@@ -338,6 +341,13 @@ class TritonAttention:
             torch.empty(lines * spec.head_dim, dtype=torch.float32, device=device),
             torch.empty(lines * 2, dtype=torch.float32, device=device),
         )
+
+
+def _static_lines(spec: AttentionSpec, tokens: int, longest: int) -> int:
+    """Lines of partial results of captured steps."""
+    group, pieces = spec.num_heads // spec.num_kv_heads, -(-longest // SPLIT_KEYS)
+    most = max(1, _MOST_PARTIALS // (spec.num_kv_heads * spec.head_dim))
+    return min(tokens * pieces * group, most)
 
 
 def _views(cache: torch.Tensor, decode: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

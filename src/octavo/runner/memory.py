@@ -1,6 +1,6 @@
 """The memory budget of the KV cache, and how it was computed.
 
-    budget = memory x share - already used - peak of one full step
+    budget = memory x share - already used - peak of one full step - captured steps
 
 The figures come from the device. What the budget is divided into is `runner.sizing`'s part.
 """
@@ -41,28 +41,33 @@ def shown(count: int) -> str:
 @dataclass(frozen=True, slots=True)
 class MemorySum:
     """The terms, in bytes. `limit` is total x share, or `used` plus the share of what is free and
-    not `promised` to other engines, whichever is less."""
+    not `promised` to other engines, whichever is less. captured: of captured steps, where they
+    have memory of their own."""
 
     total: int
     limit: int
     used: int
     step_peak: int
     promised: int = 0
+    captured: int = 0
 
     @staticmethod
-    def of(memory: DeviceMemory, share: float, step_peak: int, promised: int = 0) -> "MemorySum":
+    def of(
+        memory: DeviceMemory, share: float, step_peak: int, promised: int = 0, captured: int = 0
+    ) -> "MemorySum":
         free = max(0, memory.free - promised)
         limit = min(int(memory.total * share), memory.used + int(free * share))
-        return MemorySum(memory.total, limit, memory.used, step_peak, promised)
+        return MemorySum(memory.total, limit, memory.used, step_peak, promised, captured)
 
     @property
     def budget(self) -> int:
-        return self.limit - self.used - self.step_peak
+        return self.limit - self.used - self.step_peak - self.captured
 
     def explain(self) -> str:
         others = f", {shown(self.promised)} promised to other engines" if self.promised else ""
+        captured = f"- {shown(self.captured)} for captured steps " if self.captured else ""
         return (
             f"{shown(self.limit)} usable of {shown(self.total)}{others} "
             f"- {shown(self.used)} in use (weights, program) "
-            f"- {shown(self.step_peak)} for a full step = {shown(self.budget)}"
+            f"- {shown(self.step_peak)} for a full step {captured}= {shown(self.budget)}"
         )

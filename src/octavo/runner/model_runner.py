@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from octavo import progress
-from octavo.attention.base import AttentionBackend
+from octavo.attention.base import AttentionBackend, HoldsStaticMemory
 from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
 from octavo.core.plan import (
@@ -310,17 +310,20 @@ class ModelRunner:
             self._promise.release()
             promised = sum(other.outstanding for other in self._promises.others())
             sizing = replace(sizing, promised=promised)
-            peak = 0
+            peak, captured = 0, 0
             if sizing.given is not None:
                 division = sizing.take_given(self.device.memory(), sizing.given)
             else:
                 peak = self._step_peak()
-                division = sizing.divide(self.device.memory(), peak)
+                captured = self._captured_bytes(peak)
+                division = sizing.divide(self.device.memory(), peak, captured)
             window = sizing.window(division.kv)
             blocks, host = division.kv // self._block_bytes, sizing.host_blocks(division)
             held = blocks if self.config.swap_path else blocks + host
             self._promise = self._promises.make(
-                self.config.model, held * self._block_bytes + peak, self.device.memory().used
+                self.config.model,
+                held * self._block_bytes + peak + captured,
+                self.device.memory().used,
             )
         return self._bare_limits(blocks + 1, window, division.terms, host)
 
@@ -346,6 +349,23 @@ class ModelRunner:
         peak = self.device.peak_of(lambda: self.execute(plan))
         logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
         return peak * -(-tokens // probe) + logits
+
+    def _captured_bytes(self, peak: int) -> int:
+        """What captured steps will hold on a device with memory of its own: of activations, the
+        share that their largest one has in a full step, and what the attention backend holds."""
+        most = self.config.max_num_batched_tokens
+        sizes = self.device.capture_sizes(most)
+        if not self._accelerator or self.config.enforce_eager or not sizes:
+            return 0
+        longest = self.config.max_model_len or self.model.spec.max_position
+        groups = [group for group, _ in self.layout.places]
+        kinds = set(zip(groups, self.model.attention_specs, strict=True))
+        held = [
+            self.backend.static_bytes(spec, sizes[-1], longest)
+            for _, spec in kinds
+            if isinstance(self.backend, HoldsStaticMemory)
+        ]
+        return peak * sizes[-1] // most + sum(held)
 
     def _make_pool_of(self, tokens: int) -> None:
         """What a step of sequences of `tokens` tokens needs, for a measurement."""

@@ -96,9 +96,9 @@ class Sizing:
             weights = f"at least {shown(weight_bytes)} for the weights"
             raise self._refusal(found, memory, weight_bytes + least, weights)
 
-    def divide(self, memory: DeviceMemory, step_peak: int) -> Division:
-        """Of measured memory. Raises NotEnoughMemoryError."""
-        found = MemorySum.of(memory, self.share, step_peak, self.promised)
+    def divide(self, memory: DeviceMemory, step_peak: int, captured: int = 0) -> Division:
+        """Of measured memory; captured: for captured steps. Raises NotEnoughMemoryError."""
+        found = MemorySum.of(memory, self.share, step_peak, self.promised, captured)
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
         if found.budget < least:
             raise self._refusal(found, memory, least)
@@ -114,10 +114,11 @@ class Sizing:
             "KV memory: %s; KV %s%s, swap %s", found.explain(), shown(kv),
             self._how_to_get_more(found.budget, kv), shown(swap),
         )  # fmt: skip
-        return Division(kv, swap, {
+        terms = {
             "total": found.total, "limit": found.limit, "used": found.used,
             "step_peak": found.step_peak, "swap": swap, "kv": kv,
-        })  # fmt: skip
+        }  # fmt: skip
+        return Division(kv, swap, {**terms, "captured": captured} if captured else terms)
 
     def take_given(self, memory: DeviceMemory, given: int) -> Division:
         """Of a pool whose size an option says; it is not refused where memory may be too small,
@@ -236,7 +237,7 @@ class Sizing:
 
         missing: bytes that must fit in the budget.
         """
-        needed = found.used + found.step_peak + missing
+        needed = found.used + found.step_peak + found.captured + missing
         free = max(1, memory.free - self.promised)
         share = max(needed / memory.total, (needed - found.used) / free)
         terms = [f"{shown(found.used)} in use already"]
@@ -247,6 +248,8 @@ class Sizing:
                 f"{shown(found.step_peak)} for a step of max_num_batched_tokens="
                 f"{self.config.max_num_batched_tokens}"
             )
+        if found.captured:
+            terms.append(f"{shown(found.captured)} for captured steps")
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
         tokens = self.config.max_model_len or self.config.block_size
         terms.append(f"{shown(least)} for the KV of {tokens} tokens")

@@ -71,6 +71,18 @@ def test_every_mode_gives_the_cpus_tokens(
 
 
 @pytest.mark.slow
+def test_memory_is_measured_by_a_full_step_and_captured_steps_are_a_term(
+    folder: Path, expected: list[list[int]]
+) -> None:
+    options = {"num_gpu_blocks_override": None, "cuda_graph_sizes": "2", "max_num_seqs": 8}
+    found, llm = answers(folder, "interpret", **options)
+    assert found == expected
+    terms = llm.engine.executor.limits.memory
+    assert terms["step_peak"] == 2**26
+    assert terms["captured"] > 2**26 * 2 // 64
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
 def test_each_family_gives_the_cpus_tokens(family: str, tmp_path: Path) -> None:
