@@ -114,6 +114,15 @@ def test_the_longest_choice_and_what_was_computed(make_server):
     assert computed == total(found, "vllm:request_prefill_kv_computed_tokens_sum")
 
 
+def test_every_counter_begins_at_0():
+    families = list(text_string_to_metric_families(Metrics("m").text().decode()))
+    empty = [f.name for f in families if f.type == "counter" and not f.samples]
+    assert empty == []
+    reasons = {s.labels["finished_reason"] for f in families
+               if f.name == "vllm:request_success" for s in f.samples}  # fmt: skip
+    assert reasons == {"stop", "length", "abort", "error"}
+
+
 def test_label_values_are_escaped():
     text = Metrics('a"b\\c\nd').text().decode()
     families = list(text_string_to_metric_families(text))

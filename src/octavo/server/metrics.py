@@ -9,6 +9,7 @@ what clients were given, so they equal the sum of `usage`.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,6 +20,7 @@ from octavo.core.plan import RunnerLimits
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.messages import Stats
 from octavo.engine.stats import COUNT_BUCKETS, EngineStats, Observations, exported
+from octavo.errors import QueueFullError
 from octavo.outputs import FinishReason
 
 
@@ -28,6 +30,7 @@ def _full(name: str) -> str:
 
 _HISTOGRAMS = exported(Observations)
 _STATISTICS = exported(EngineStats)
+_COMPUTED, _FOUND = "local_compute", "local_cache_hit"
 
 
 @dataclass(slots=True)
@@ -71,6 +74,12 @@ class Metrics:
         self._generated = self._counter("generation_tokens", "Tokens that clients were given.")
         self._success = self._counter("request_success", "Choices by their end.", "finished_reason")
         self._rejected = self._counter("admission_rejections", "Refused requests.", "reason")
+        # At 0 from the start: an alert on a rate misses a series that begins at 1.
+        for source in (_COMPUTED, _FOUND):
+            self._by_source.labels(**self._labels, source=source)
+        for reason in get_args(FinishReason):
+            self._success.labels(**self._labels, finished_reason=reason)
+        self._rejected.labels(**self._labels, reason=QueueFullError.code)
         self._received = self._counter("octavo:requests_received", "Requests that were admitted.")
         self.registry.register(_Snapshot(self))
 
@@ -108,8 +117,8 @@ class Metrics:
         """Tokens of one request, whole or as far as it came."""
         self._prompt.inc(prompt)
         self._cached.inc(cached)
-        self._by_source.labels(**self._labels, source="local_compute").inc(prompt - cached)
-        self._by_source.labels(**self._labels, source="local_cache_hit").inc(cached)
+        self._by_source.labels(**self._labels, source=_COMPUTED).inc(prompt - cached)
+        self._by_source.labels(**self._labels, source=_FOUND).inc(cached)
         self._computed.observe(prompt - cached)
         self._generated.inc(generated)
         self.totals.prompt_tokens += prompt
