@@ -618,11 +618,11 @@ def test_priority_orders_the_waiting(tiny_folder):
 
 
 def test_a_priority_that_nobody_would_heed_is_refused(tiny):
-    with pytest.raises(RequestError, match=r"priority is -3.*'fifo' knows none") as caught:
+    with pytest.raises(RequestError, match=r"priority is -3.*'fifo' does not use it") as caught:
         tiny.generate([[1], [2]], GREEDY, priority=[0, -3], use_tqdm=False)
     assert caught.value.param == "priority"
     assert not tiny.engine.has_work()
-    with pytest.raises(RequestError, match="'fifo' knows none") as caught:
+    with pytest.raises(RequestError, match="'fifo' does not use it") as caught:
         tiny.generate([[1], [2]], GREEDY, deadline=[None, 9.0], use_tqdm=False)
     assert caught.value.param == "deadline"
 

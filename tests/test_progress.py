@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -79,6 +80,29 @@ def test_a_file_gets_two_lines_however_much_is_advanced() -> None:
     assert said[0] == "reading weights ..."
     assert said[1].startswith("reading weights: done in 3.")
     assert len(said) == 2
+
+
+def test_a_file_is_told_every_10_s() -> None:
+    said: list[str] = []
+    lines = Lines(said.append)
+    phase = Phase("reading weights")
+    for second in (2, 5, 12, 15, 23, 30):
+        phase.began = time.monotonic() - second
+        lines.tick([phase])
+    assert said == ["reading weights ...", *(f"reading weights: {n} s so far" for n in (12, 23))]
+
+
+def fail(lines: Lines, phase: Phase) -> None:
+    lines.tick([phase])
+    raise ValueError("broken")
+
+
+def test_a_file_is_not_told_that_a_phase_that_failed_is_done() -> None:
+    said: list[str] = []
+    shown = Progress(Lines(said.append))
+    with pytest.raises(ValueError, match="broken"), shown.phase(since(3, "opening")) as phase:
+        fail(Lines(said.append), phase)
+    assert said == ["opening ..."]
 
 
 def test_a_series_that_takes_long_has_one_line() -> None:

@@ -16,9 +16,10 @@ A caller's or operator's error is raised before any work is done and says three 
 field, the value it had, and what would be right. Asserts are kept for our own invariants.
 """
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from typing import NoReturn, TypeVar
 
@@ -155,3 +156,17 @@ def advise_on_assignment(advice: str) -> Callable[[KindT], KindT]:
         return kind
 
     return decorate
+
+
+@contextlib.contextmanager
+def triton_needed(what: str) -> Iterator[None]:
+    """Importing `what` (an option with its value) raises ConfigError if Triton is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        raise ConfigError(
+            f"{what} is for GPUs and needs the package triton, which torch's CUDA build brings; "
+            "install that build, or leave the option out to compute on the CPU"
+        ) from None

@@ -3,8 +3,8 @@
 Code that takes a while opens a `phase`, or an `item` of a series of which some may lie far apart.
 It is shown where a caller has opened `shown`, else nothing is. On a terminal the innermost phase
 has one line, with a bar where its size is known, that moves while the work does not. Elsewhere a
-phase that takes more than a second has a line at its beginning and one at its end. What a model
-generates is not progress of this kind: `LLM` shows that itself.
+phase that takes more than a second has a line at its beginning, one every 10 s, and one at its
+end. What a model generates is not progress of this kind: `LLM` shows that itself.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from octavo.log import can_redraw
 _TICK_SECONDS = 0.25
 _BAR_AFTER_SECONDS = 0.3  # so that what is over at once does not flicker
 _LINE_AFTER_SECONDS = 1.0
+_AGAIN_AFTER_SECONDS = 10.0
 _KEPT_AFTER_SECONDS = 2.0  # what took longer stays on the terminal
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}]"
 _FORMAT_OPEN = "{desc} [{elapsed}]"
@@ -43,6 +44,7 @@ class Phase:
         self.nested = False
         self.series: str | None = None  # where it is an item of one
         self.widget: Any = None  # what a display keeps for it
+        self.failed = False
 
     def advance(self, count: int = 1) -> None:
         self.done += count
@@ -122,8 +124,9 @@ class _Announcement:
 
 
 class Lines:
-    """A line at the beginning and the end of an outer phase that takes long, and one for a series
-    whose items do."""
+    """A line at the beginning and the end of an outer phase that takes long, one every 10 s between
+    them, and one for a series whose items take long. A phase that fails has no last line: its
+    error is told elsewhere."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -136,14 +139,17 @@ class Lines:
             self._say(f"{last.series} ...")
         phase = phases[0]
         if phase.widget is None and phase.seconds >= _LINE_AFTER_SECONDS:
-            phase.widget = True
+            phase.widget = _AGAIN_AFTER_SECONDS
             self._say(f"{phase.name} ...")
+        elif phase.widget is not None and phase.seconds >= phase.widget:
+            phase.widget = phase.seconds + _AGAIN_AFTER_SECONDS
+            self._say(f"{phase.name}: {phase.seconds:.0f} s so far")
 
     def cover(self, phase: Phase) -> None:
         """A line stays where it is."""
 
     def end(self, phase: Phase) -> None:
-        if phase.widget is not None:
+        if phase.widget is not None and not phase.failed:
             self._say(f"{phase.name}: done in {phase.seconds:.1f} s")
 
 
@@ -175,6 +181,9 @@ class Progress:
             self._open.append(phase)
         try:
             yield phase
+        except BaseException:
+            phase.failed = True
+            raise
         finally:
             with self._lock:
                 self._open.remove(phase)

@@ -1,5 +1,7 @@
 """Names, the rule behind "auto", and refusals that say what to change."""
 
+import sys
+
 import pytest
 import torch
 
@@ -99,3 +101,12 @@ def test_a_cache_type_that_a_backend_lacks_is_refused_at_the_start() -> None:
 def test_unknown_attributes_of_the_package_are_errors() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         attention.nothing  # noqa: B018
+
+
+def test_without_triton_its_backend_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "octavo.attention.triton", raising=False)
+    with pytest.raises(ConfigError, match=r"attention_impl 'triton'.*package triton.*leave"):
+        attention.create("triton", "cpu", torch.float32)

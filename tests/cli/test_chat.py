@@ -133,7 +133,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(
     assert piped("hello there\n", stub=stub)[0] == 0
     out, err = capsys.readouterr()
     assert out == "hello\n"
-    assert "(stopped; what there is of it is kept)" in err
+    assert "(stopped; the partial answer is kept)" in err
     assert stub.closed == 1
 
 

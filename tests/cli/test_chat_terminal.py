@@ -165,7 +165,7 @@ def test_ctrl_c_and_typing_during_an_answer(terminal: Open) -> None:
     assert "typed" not in chat.new()
     assert "!say" not in chat.new()
     chat.type(CTRL_C)
-    said = chat.wait(r"\(stopped; what there is of it is kept\)(?s:.*)\n>")
+    said = chat.wait(r"\(stopped; the partial answer is kept\)(?s:.*)\n>")
     assert said.count("word") < 20
     # Ctrl-C discards what was typed; what is typed before the end of an answer is kept.
     assert "\nagain\n" in chat.ask("again" + ENTER)

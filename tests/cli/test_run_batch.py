@@ -109,7 +109,7 @@ def test_a_second_run_asks_only_what_has_no_answer(
     assert out.read_bytes().startswith(whole)
     names = [line["custom_id"] for line in answers(tmp_path)]
     assert sorted(map(str, names)) == ["None", "a", "b", "c"]
-    assert "2 answered now, 2 were there already" in capsys.readouterr().err
+    assert "2 answered now, 2 answered before" in capsys.readouterr().err
     monkeypatch.setattr("octavo.server.batch.batch_engine", None)  # no engine is started
     before = out.read_bytes()
     run(*lines)
@@ -133,7 +133,7 @@ def test_an_input_that_changed_is_answered_too(
     assert run(completion("a"), completion("b")) == 0
     assert run(completion("c"), completion("b")) == 0
     assert sorted(line["custom_id"] for line in answers(tmp_path)) == ["a", "b", "c"]
-    assert "1 answered now, 1 were there already" in capsys.readouterr().err
+    assert "1 answered now, 1 answered before" in capsys.readouterr().err
 
 
 def test_a_line_longer_than_any_request_is_one_error(

@@ -96,7 +96,9 @@ def test_pfx_09_sch_06_wrong_values_are_refused_by_name(wrong, param):
 def test_what_the_scheduler_would_ignore_is_refused(given):
     check([1], **given)
     check([1], capabilities=FIFO)
-    with pytest.raises(RequestError, match=r"'fifo' knows none.*--scheduler priority") as caught:
+    with pytest.raises(
+        RequestError, match=r"'fifo' does not use it.*--scheduler priority"
+    ) as caught:
         check([1], capabilities=FIFO, **given)
     assert [caught.value.param] == list(given)
 

@@ -119,7 +119,7 @@ def test_names_are_checked_before_a_model_is_looked_for(
 # What only the model's description shows to be wrong.
 AGAINST_MODEL = [
     ({"max_model_len": 100_000}, "max_model_len is 100000"),
-    ({"quantization": "awq"}, "'awq' is how a checkpoint is made"),
+    ({"quantization": "awq"}, "'awq' is for checkpoints that are stored so"),
     ({"quantization_override": "layers.9.*=int8"}, "no part of the model"),
     ({"gpu_memory_utilization": 0.00001}, "gpu_memory_utilization"),
     ({"tokenizer": "no-such-folder"}, "tokenizer 'no-such-folder'"),

@@ -1,6 +1,7 @@
 """The protocol of a device: what is built in has all of it, and what lacks a part is refused."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -74,6 +75,14 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_cure(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(ConfigError, match=r"Tesla T4 of compute capability 7.5; 8.0 or newer"):
         create_device(config)
+
+
+@pytest.mark.parametrize("name", ["cuda", "interpret"])
+def test_without_triton_it_is_named_with_the_cure(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "octavo.kernels.gpu.device", raising=False)
+    with pytest.raises(ConfigError, match=f"device '{name}'.*package triton.*CUDA build.*leave"):
+        create_device(EngineConfig(device=name))
 
 
 def test_fp8_kv_is_refused_where_it_cannot_be_converted(monkeypatch):

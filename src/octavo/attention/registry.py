@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionSpec
-from octavo.errors import ConfigError, nearest
+from octavo.errors import ConfigError, nearest, triton_needed
 
 # Name -> module and class, imported on demand.
 _BUILT_IN = {
@@ -95,7 +95,9 @@ def _find(name: str) -> type[AttentionBackend]:
             f"unknown attention_impl {name!r}; known: {', '.join(names())}{nearest(name, names())}"
         )
     module, _, attribute = _BUILT_IN[name].partition(":")
-    return cast("type[AttentionBackend]", getattr(importlib.import_module(module), attribute))
+    with triton_needed(f"attention_impl {name!r}"):
+        imported = importlib.import_module(module)
+    return cast("type[AttentionBackend]", getattr(imported, attribute))
 
 
 def _objections(

@@ -173,7 +173,7 @@ class Chat:
         """What is said after an answer."""
         params, window = self.session.params, self.session.backend.window
         if reply.ending == "stopped":
-            kept = "what there is of it is kept" if reply.text else "the message is not kept"
+            kept = "the partial answer is kept" if reply.text else "the message is not kept"
             yield f"(stopped; {kept})"
         elif reply.ending == "max_tokens":
             yield f"(cut at {params.max_tokens} tokens; /set max_tokens changes that)"

@@ -34,11 +34,11 @@ COMMANDS: Mapping[str, Command] = {
     "/help": Command("", "show this (also /?)"),
     "/system": Command("[TEXT | none]", "show, replace or remove the system message"),
     "/set": Command("[NAME [VALUE]]", "show or change settings; default undoes a change"),
-    "/regenerate": Command("", "replace the last answer by another one"),
+    "/regenerate": Command("", "replace the last answer with a new one"),
     "/clear": Command("", "forget the conversation (also /reset)"),
     "/stats": Command("", "tokens, speed, and what is in the window"),
     "/save": Command("FILE", "write the conversation as .json or .md"),
-    "/load": Command("FILE", "go on with a conversation saved as .json"),
+    "/load": Command("FILE", "continue a conversation saved as .json"),
     "/exit": Command("", "leave (also /quit, Ctrl-D)"),
 }
 _SERVERS = "(the server's)"  # a setting that was left to the server, whose value is not known

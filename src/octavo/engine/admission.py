@@ -120,8 +120,8 @@ def _check_deadline(deadline: float | None, capabilities: EngineCapabilities) ->
 
 def _not_heeded(what: str, capabilities: EngineCapabilities) -> str:
     return (
-        f"{what}, but the scheduler {capabilities.scheduler!r} knows none; leave it out, or use "
-        "another scheduler (scheduler='priority', --scheduler priority)"
+        f"{what}, but the scheduler {capabilities.scheduler!r} does not use it; leave it out, or "
+        "use another scheduler (scheduler='priority', --scheduler priority)"
     )
 
 

@@ -66,8 +66,8 @@ def check_agrees(quantization: str | None, stored: CheckpointQuantization | None
     if quantization in methods() and (stored is None or quantization != stored.METHOD):
         holds = "no quantized weights" if stored is None else f"weights of {stored.METHOD!r}"
         raise ConfigError(
-            f"quantization {quantization!r} is how a checkpoint is made; this one holds {holds}. "
-            f"Name a model that is stored so (a Hugging Face id that ends in "
+            f"quantization {quantization!r} is for checkpoints that are stored so; this one holds "
+            f"{holds}. Name such a model (usually a Hugging Face id that ends in "
             f"-{str(quantization).upper()}), or leave the option out; int4 and int8 quantize any "
             "model while it is loaded"
         )

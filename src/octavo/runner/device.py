@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo import devices
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, triton_needed
 from octavo.kernels.capture import StepCapture
 from octavo.kernels.sampling import SamplingKernels
 from octavo.models.loader import LoadingDevice
@@ -162,13 +162,15 @@ def cpu(config: EngineConfig) -> Device:
 
 def cuda(config: EngineConfig) -> Device:
     """An NVIDIA GPU."""
-    from octavo.kernels.gpu.device import CudaDevice
+    with triton_needed(f"device {config.device!r}"):
+        from octavo.kernels.gpu.device import CudaDevice
 
     return CudaDevice(config)
 
 
 def interpret(config: EngineConfig) -> Device:
     """The path of a GPU in Triton's interpreter, for tests."""
-    from octavo.kernels.gpu.device import InterpretDevice
+    with triton_needed(f"device {config.device!r}"):
+        from octavo.kernels.gpu.device import InterpretDevice
 
     return InterpretDevice(config)

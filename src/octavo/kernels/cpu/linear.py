@@ -102,8 +102,8 @@ class CpuProducts:
         if self._shapes:
             parts.append("oneDNN on reordered weights" if self._has_onednn else "torch linear")
         if self.unstable:
-            return f"{'; '.join(parts)}; rows depend on their number in {', '.join(self.unstable)}"
-        return f"{'; '.join(parts)}; rows do not depend on their number"
+            return f"{'; '.join(parts)}; batch-invariant except {', '.join(self.unstable)}"
+        return f"{'; '.join(parts)}; batch-invariant"
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:
