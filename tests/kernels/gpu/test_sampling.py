@@ -145,6 +145,7 @@ def test_filters_keep_exactly_their_tokens(
 ) -> None:
     monkeypatch.setattr(sampling_call, "FEW", few)
     monkeypatch.setattr(sampling_call, "ROW_TILE", 512)
+    monkeypatch.setattr(sampling_call, "PART", 1024 if equals else 256)
     logits = rows(1, 700, 0.8, seed=3)
     if equals:  # with both zeros
         logits = logits.mul_(4).round_().div_(4)

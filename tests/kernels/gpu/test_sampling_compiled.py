@@ -3,11 +3,12 @@
 import pytest
 
 from octavo.kernels.gpu import sampling
-from octavo.kernels.gpu.sampling_call import DRAW_TILE, ROW_TILE, SURVEY_TILE, WARPS, constants
+from octavo.kernels.gpu.sampling_call import PART, ROW_TILE, SURVEY_TILE, WARPS, constants
 from ptx import SHARED_MEMORY, Compiled, compile_for
 
 # A vocabulary of Llama 3.
 SHAPE = constants(128256)
+PARTIAL = {"values": "*fp64", "winners": "*i32"}
 COMMON = {"logits": "*bf16", "maxima": "*i32", "items": "*i64", "vocab": "i32"}
 
 
@@ -29,8 +30,8 @@ def test_survey(capability: int) -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_draws(capability: int) -> None:
-    types = {"out": "*i64", "plans": "*i64", "places": "*i32", **COMMON}
-    built = compile_for(capability, sampling.draw, types, {**SHAPE, "TILE": DRAW_TILE}, WARPS)
+    types = {"out": "*i64", "plans": "*i64", "places": "*i32", **PARTIAL, **COMMON}
+    built = compile_for(capability, sampling.draw, types, {**SHAPE, "PARTS": 16}, WARPS)
     _check(built, capability)
 
 
@@ -41,3 +42,12 @@ def test_draws_from_whole_rows(capability: int) -> None:
     values = {"PIECES": SHAPE["PIECES"], "TILE": ROW_TILE}
     built = compile_for(capability, sampling.draw_from_row, types, values, WARPS)
     _check(built, capability)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_races_in_parts(capability: int) -> None:
+    values = {"PIECES": SHAPE["PIECES"], "PARTS": 16, "SIZE": PART, "TILE": ROW_TILE}
+    _check(
+        compile_for(capability, sampling.spread, {**PARTIAL, **COMMON}, values, WARPS), capability
+    )

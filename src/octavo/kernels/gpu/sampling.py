@@ -4,10 +4,11 @@ Tokens rank by a 64-bit integer that no two of a row share (`_rank`): the logit 
 same order, then the id. So every filter keeps the ranks from some cut upwards, which a bisection
 finds: with counts for top-k, with sums of float64 weights for top-p.
 
-Three kernels. `survey` finds the largest logit of each piece of 64. `draw` looks at the pieces with
-the largest ones only, and can finish most items with them: those that take the likeliest token,
-a top-k of up to as many tokens as pieces, a nucleus that lies within them. `draw_from_row` does the
-rest from the whole row.
+`survey` finds the largest logit of each piece of 64. `spread` does what takes a whole row, with
+several programs a row: the race of an item without top-k and top-p, or the sum of all weights.
+`draw` looks at the pieces with the largest logits only, and can finish all other items with them,
+but for a top-k of more tokens than pieces and a nucleus that does not lie within them.
+`draw_from_row` does these from the whole row.
 """
 
 import triton
@@ -17,7 +18,7 @@ PIECE = tl.constexpr(64)
 
 # The status of an item (`kernels.sampling`), and what is left to do for it.
 OK, NOT_FINITE, EMPTY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-DONE, RACES, CUTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+DONE, CUTS = tl.constexpr(0), tl.constexpr(1)
 
 _NAN_KEY = tl.constexpr(0x7FFFFFFF)
 _INF_KEY = tl.constexpr(0x7F800000)
@@ -242,24 +243,57 @@ def _select(places, piece_key, first, last, FEW: tl.constexpr, PIECES: tl.conste
 
 
 @triton.jit
-def _total(row, vocab, top, temperature, SPAN: tl.constexpr, TILE: tl.constexpr):
-    """The sum of a row's weights."""
-    total = tl.zeros((), tl.float64)
-    for start in range(0, vocab, TILE):
-        _, x, _ = _row_tile(row, start, vocab, SPAN, TILE)
-        total += tl.sum(_weight(x, top, temperature))
-    return total
+def spread(
+    values, winners, logits, maxima, items, vocab,
+    PIECES: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Of an item without top-k, in each part of SIZE tokens: the first to arrive, its time in
+    `values` and its id in `winners` [items, PARTS]; or with top-p the sum of weights in `values`.
+
+    Grid: (items, PARTS).
+    """
+    number, part = tl.program_id(0), tl.program_id(1)
+    item = items + number * FIELDS
+    at, top_k = tl.load(item + ROW), tl.load(item + TOP_K)
+    temperature, top_p, min_p = (
+        _double(item + TEMPERATURE), _double(item + TOP_P), _double(item + MIN_P)
+    )  # fmt: skip
+    top_key = tl.max(tl.load(maxima + at * PIECES + tl.arange(0, PIECES)), 0)
+    finite = (top_key < _INF_KEY) & (top_key > _NEG_INF_KEY)
+    if finite & (temperature > 0) & ((top_k <= 0) | (top_k >= vocab)):
+        row, top = logits + at * vocab, _logit(top_key)
+        begin = part * SIZE
+        value = tl.zeros((), tl.float64)
+        if top_p < 1.0:
+            for start in range(0, SIZE, TILE):
+                _, x, _ = _row_tile(row, begin + start, vocab, PIECES * PIECE, TILE)
+                value += tl.sum(_weight(x, top, temperature))
+        else:
+            low = _floor(PIECES * PIECE)
+            if min_p > 0.0:
+                key = _least_likely(top_key, top, temperature, min_p)
+                low = (key - 1) * (PIECES * PIECE) + 1
+            state = tl.load(item + STATE).to(tl.uint64, bitcast=True)
+            value, winner = tl.full((), float("inf"), tl.float64), tl.full((), -1, tl.int32)
+            for start in range(0, SIZE, TILE):
+                token, x, rank = _row_tile(row, begin + start, vocab, PIECES * PIECE, TILE)
+                if tl.max(rank, 0) >= low:
+                    value, winner = _race(
+                        value, winner, token, x, rank >= low, top, temperature, state
+                    )
+            tl.store(winners + number * PARTS + part, winner)
+        tl.store(values + number * PARTS + part, value)
 
 
 @triton.jit
 def draw(
-    out, plans, places, logits, maxima, items, vocab,
-    PIECES: tl.constexpr, FEW: tl.constexpr, TILE: tl.constexpr,
+    out, plans, places, logits, maxima, values, winners, items, vocab,
+    PIECES: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A token for each item, from the pieces with the largest logits. Grid: (items,).
+    """A token for each item: the first of `spread`, or of the pieces with the largest logits.
 
     out: [items, 2], (token, status). plans: [items, 2], (what is left to do, the rank from which
-    it is done). places: scratch [items, FEW]. FEW <= PIECES. maxima: of `survey`.
+    it is done). places: scratch [items, FEW]. FEW <= PIECES. maxima: of `survey`. Grid: (items,).
     """
     number = tl.program_id(0)
     item = items + number * FIELDS
@@ -276,17 +310,24 @@ def draw(
     temperature, top_k = _double(item + TEMPERATURE), tl.load(item + TOP_K)
     plan, low = tl.full((), DONE, tl.int32), tl.full((), LEAST_RANK, tl.int64)
     if (status == OK) & (temperature > 0) & (top_k != 1):
-        least_key = tl.min(tl.where(piece_key == _NO_KEY, top_key, piece_key), 0)
-        bound = least_key
-        if FEW < PIECES:
-            bound = _select(places + number * FEW, piece_key, tl.min(piece_key, 0), top_key,
-                            FEW, PIECES)  # fmt: skip
-            chosen = tl.load(places + number * FEW + tl.arange(0, FEW))
+        part = number * PARTS + tl.arange(0, PARTS)
+        filters_k = (top_k > 0) & (top_k < vocab)
+        if filters_k | (_double(item + TOP_P) < 1.0):
+            bound, chosen = top_key, piece
+            if FEW < PIECES:
+                bound = _select(places + number * FEW, piece_key, tl.min(piece_key, 0), top_key,
+                                FEW, PIECES)  # fmt: skip
+                chosen = tl.load(places + number * FEW + tl.arange(0, FEW))
+            total = tl.zeros((), tl.float64)
+            if not filters_k:
+                total = tl.sum(tl.load(values + part), 0)
+            plan, low, winner = _draw_from_few(
+                row, vocab, item, chosen, bound, top_key, temperature, filters_k, total, FEW, PIECES
+            )
         else:
-            chosen = piece
-        plan, low, winner = _draw_from_few(
-            row, vocab, item, chosen, bound, top_key, temperature, top_k, FEW, PIECES, TILE
-        )
+            time = tl.load(values + part)
+            first = tl.where(time == tl.min(time, 0), tl.load(winners + part), _LAST_ID)
+            winner = tl.min(first, 0)
     tl.store(out + number * 2, tl.where(status == OK, winner, -1).to(tl.int64))
     tl.store(out + number * 2 + 1, (status + tl.zeros((), tl.int64)))
     tl.store(plans + number * 2, (plan + tl.zeros((), tl.int64)))
@@ -295,12 +336,13 @@ def draw(
 
 @triton.jit
 def _draw_from_few(
-    row, vocab, item, chosen, bound, top_key, temperature, top_k,
-    FEW: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr,
+    row, vocab, item, chosen, bound, top_key, temperature, filters_k, total,
+    FEW: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """(what is left to do, from which rank, token) of an item, given the `chosen` pieces [FEW].
 
-    They have every token of a key above `bound`, and the FEW of the highest rank.
+    They have every token of a key above `bound`, and the FEW of the highest rank. total: the sum
+    of the row's weights, unless `filters_k`.
     """
     SPAN: tl.constexpr = PIECES * PIECE
     top = _logit(top_key)
@@ -314,33 +356,28 @@ def _draw_from_few(
         certain = bound.to(tl.int64) * SPAN + 1
     low, high = _floor(SPAN), top_key.to(tl.int64) * SPAN + 1
     plan = tl.full((), DONE, tl.int32)
-    filters_k = (top_k > 0) & (top_k < vocab)
     if filters_k:
+        top_k = tl.load(item + TOP_K)
         if (top_k <= FEW) | (FEW == PIECES):
             count = tl.sum((rank >= low).to(tl.int32))
             low = _cut(rank, x, row, vocab, low, high, count, top_k, 1.0, 1.0, top, temperature,
-                       False, False, SPAN, TILE)  # fmt: skip
+                       False, False, SPAN, PIECE)  # fmt: skip
             certain = low
         else:
             plan = CUTS
     if (top_p < 1.0) & (plan == DONE):
         weight = tl.where(rank >= low, _weight(x, top, temperature), 0.0)
-        total = tl.sum(weight)
-        if (FEW < PIECES) & (not filters_k):
-            total = _total(row, vocab, top, temperature, SPAN, TILE)
+        total = tl.where(filters_k, tl.sum(weight), total)
         count, mass = _between(rank, weight, row, vocab, certain, high, top, temperature,
-                               True, False, SPAN, TILE)  # fmt: skip
+                               True, False, SPAN, PIECE)  # fmt: skip
         if (mass / total >= top_p) | (certain <= low):
             low = _cut(rank, weight, row, vocab, certain, high, count, 0, total, top_p, top,
-                       temperature, True, False, SPAN, TILE)  # fmt: skip
-            certain = low
+                       temperature, True, False, SPAN, PIECE)  # fmt: skip
         else:
             plan = CUTS
     if min_p > 0.0:
         least_likely = _least_likely(top_key, top, temperature, min_p)
         low = tl.maximum(low, (least_likely - 1) * SPAN + 1)
-    if (plan == DONE) & (low < certain):
-        plan = RACES
     winner = tl.full((), -1, tl.int32)
     if plan == DONE:
         best = tl.full((), float("inf"), tl.float64)
@@ -352,18 +389,17 @@ def _draw_from_few(
 def draw_from_row(
     out, plans, logits, maxima, items, vocab, PIECES: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Draws the tokens that `draw` left: RACES, or CUTS and races. Grid: (items,)."""
+    """Draws the tokens that `draw` left. Grid: (items,)."""
     number = tl.program_id(0)
     plan, low = tl.load(plans + number * 2), tl.load(plans + number * 2 + 1)
-    if plan != DONE:
+    if plan == CUTS:
         item = items + number * FIELDS
         at = tl.load(item + ROW)
         row = logits + at * vocab
         top_key = tl.max(tl.load(maxima + at * PIECES + tl.arange(0, PIECES)), 0)
         top, temperature = _logit(top_key), _double(item + TEMPERATURE)
-        if plan == CUTS:
-            floor = _cut_row(row, vocab, item, top_key, temperature, PIECES * PIECE, TILE)
-            low = tl.maximum(low, floor)
+        floor = _cut_row(row, vocab, item, top_key, temperature, PIECES * PIECE, TILE)
+        low = tl.maximum(low, floor)
         state = tl.load(item + STATE).to(tl.uint64, bitcast=True)
         best, winner = tl.full((), float("inf"), tl.float64), tl.full((), -1, tl.int32)
         for start in range(0, vocab, TILE):

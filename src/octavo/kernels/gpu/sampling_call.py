@@ -20,8 +20,9 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 # Pieces whose tokens one program holds in registers: 128 of them would spill.
 FEW = 64
-# Tokens that a program reads at once, and its warps.
-SURVEY_TILE, DRAW_TILE, ROW_TILE = 4096, 2048, 4096
+# Tokens that a program of `spread` computes; tokens that a program reads at once, and its warps.
+PART = 8192
+SURVEY_TILE, ROW_TILE = 4096, 4096
 WARPS = 16
 
 _FIELDS = tuple(ITEM.names or ())
@@ -51,10 +52,20 @@ def submit(to_device: ToDevice, logits: torch.Tensor, items: Items) -> torch.Ten
     out = torch.empty((count, 2), dtype=torch.int64, device=device)
     plans = torch.empty((count, 2), dtype=torch.int64, device=device)
     places = torch.empty((count, shape["FEW"]), dtype=torch.int32, device=device)
+    parts = triton.next_power_of_2(triton.cdiv(vocab, PART))
+    values = torch.empty((count, parts), dtype=torch.float64, device=device)
+    winners = torch.empty((count, parts), dtype=torch.int32, device=device)
+    random = bool(items["temperature"].any())
+    if random:
+        sampling.spread[count, parts](
+            values, winners, logits, maxima, sent, vocab, PIECES=pieces, PARTS=parts,
+            SIZE=PART, TILE=min(ROW_TILE, PART), num_warps=WARPS,
+        )  # fmt: skip
     sampling.draw[count,](
-        out, plans, places, logits, maxima, sent, vocab, **shape, TILE=DRAW_TILE, num_warps=WARPS
-    )
-    if items["temperature"].any():
+        out, plans, places, logits, maxima, values, winners, sent, vocab, **shape, PARTS=parts,
+        num_warps=WARPS,
+    )  # fmt: skip
+    if random:
         sampling.draw_from_row[count,](
             out, plans, logits, maxima, sent, vocab, PIECES=pieces, TILE=ROW_TILE, num_warps=WARPS
         )
