@@ -11,12 +11,13 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config import EngineConfig
+from octavo.engine.arg_utils import options_of
 from octavo.engine.client import EXECUTOR, EngineClient, merge
 from octavo.engine.messages import Stats
 from octavo.engine.preflight import check_options
@@ -68,18 +69,9 @@ class AsyncLLM:
         self._start(EngineConfig.from_options({"model": model, **options}), EXECUTOR)
 
     @classmethod
-    def from_engine_args(cls, engine_args: Any) -> "AsyncLLM":
+    def from_engine_args(cls, engine_args: object) -> "AsyncLLM":
         """The engine that `engine_args` describes: EngineArgs, an EngineConfig, or a mapping."""
-        if isinstance(engine_args, EngineConfig):
-            return cls.over(engine_args)
-        if is_dataclass(engine_args):
-            engine_args = {f.name: getattr(engine_args, f.name) for f in fields(engine_args)}
-        if not isinstance(engine_args, Mapping):
-            raise ConfigError(
-                "from_engine_args takes EngineArgs, an EngineConfig or a mapping of its fields, "
-                f"not a {type(engine_args).__name__}"
-            )
-        return cls(**engine_args)
+        return cls(**options_of(engine_args))
 
     if not TYPE_CHECKING:  # a checker knows what there is
 

@@ -5,7 +5,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
@@ -14,6 +13,7 @@ from octavo import progress
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
 from octavo.core.policy import Policy
 from octavo.core.policy_registry import create_policy
+from octavo.engine.arg_utils import options_of
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.interrupts import interrupts_deferred
@@ -83,9 +83,9 @@ class LLM:
             self._setup(config, policy, create_executor(config), tokenizer)
 
     @classmethod
-    def from_engine_args(cls: type[LLMT], engine_args: EngineConfig) -> LLMT:
-        """The LLM of an `EngineArgs`."""
-        return cls(**{item.name: getattr(engine_args, item.name) for item in fields(EngineConfig)})
+    def from_engine_args(cls: type[LLMT], engine_args: object) -> LLMT:
+        """The LLM that `engine_args` describes: EngineArgs, an EngineConfig, or a mapping."""
+        return cls(**options_of(engine_args))
 
     if not TYPE_CHECKING:  # a checker knows what there is
 
@@ -102,7 +102,9 @@ class LLM:
     ) -> LLMT:
         """An LLM over a given executor, such as `engine.fake.FakeRunner`."""
         llm = cls.__new__(cls)
-        llm._setup(config, policy or create_policy(config.scheduler), executor, tokenizer)
+        if policy is None:
+            policy = create_policy(config.scheduler)
+        llm._setup(config, policy, executor, tokenizer)
         return llm
 
     def _setup(
@@ -112,7 +114,7 @@ class LLM:
         self.engine = engine = Engine(config, executor, policy)
         self._tokenizer = tokenizer
         self._outputs = OutputProcessor(tokenizer, time.time() - time.monotonic())
-        self._requests = RequestMaker(config, tokenizer, self.engine.capabilities, engine.clock)
+        self._requests = RequestMaker(config, tokenizer, engine.capabilities, engine.clock)
         self._ids = itertools.count()
         self._owner = Owner("this LLM")
         self._closed = False

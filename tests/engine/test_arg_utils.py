@@ -7,6 +7,7 @@ import pytest
 
 from octavo import AsyncEngineArgs, EngineArgs
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig
+from octavo.engine.arg_utils import options_of
 from octavo.errors import ConfigError
 from octavo.utils import FlexibleArgumentParser
 
@@ -26,6 +27,16 @@ def test_a_mapping_of_them_is_taken_back() -> None:
     assert EngineConfig.from_options(asdict(args)) == args.create_engine_config()
     assert EngineArgs(**asdict(args)) == args
     assert args.with_(block_size=16).block_size == 16
+
+
+def test_keywords_come_from_every_form_of_engine_args() -> None:
+    args = EngineArgs("m", block_size=32)
+    assert EngineArgs(**options_of(args)) == args
+    assert options_of(args.create_engine_config())["block_size"] == 32
+    assert options_of({"model": "m"}) == {"model": "m"}
+    for wrong in ("m", EngineArgs, None):
+        with pytest.raises(ConfigError, match="takes EngineArgs, an EngineConfig or a mapping"):
+            options_of(wrong)
 
 
 def test_what_is_refused_is_refused_here() -> None:

@@ -4,11 +4,12 @@ An EngineArgs is an EngineConfig that takes vLLM's names too, and comes from a c
 """
 
 import argparse
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from octavo.config import OFFLINE_SCHEDULER, EngineConfig, in_our_names
-from octavo.errors import advise_on_assignment
+from octavo.errors import ConfigError, advise_on_assignment
 from octavo.utils.argparse_utils import FlexibleArgumentParser, add_config_flag
 from octavo.utils.flags import add_flags, add_vllm_flags
 from octavo.vllm_names import Kind, names
@@ -51,6 +52,21 @@ class EngineArgs(EngineConfig):
     def create_engine_config(self, *_: Any) -> EngineConfig:
         """The configuration itself."""
         return EngineConfig(**{f.name: getattr(self, f.name) for f in fields(EngineConfig)})
+
+
+def options_of(engine_args: object) -> dict[str, Any]:
+    """The keywords that EngineArgs, vLLM's dataclass, or a mapping stands for.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(engine_args, Mapping):
+        return dict(engine_args)
+    if isinstance(engine_args, type) or not is_dataclass(engine_args):
+        raise ConfigError(
+            "from_engine_args takes EngineArgs, an EngineConfig or a mapping of its fields, "
+            f"not a {type(engine_args).__name__}"
+        )
+    return {item.name: getattr(engine_args, item.name) for item in fields(engine_args)}
 
 
 @advise_on_assignment(_ADVICE)
