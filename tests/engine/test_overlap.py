@@ -7,6 +7,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.plan import PlanRow, RunnerLimits, SampleSpec, StepPlan, StepResult
+from octavo.core.policy import FIFOScheduler, Load, StepLatencies
 from octavo.core.policy_registry import create_policy
 from octavo.core.scheduler import Update
 from octavo.core.submission import Submission
@@ -237,6 +238,30 @@ def test_blocks_of_a_stopped_request_are_kept_until_the_step_that_writes_them_ha
     assert kv.pool.num_used == 2 + 2 - 1  # the first block of both is the same
     engine.step()
     assert kv.pool.num_used == 2
+
+
+class Listening(FIFOScheduler):
+    """Counts the steps whose time it is told."""
+
+    heard = 0
+
+    def observe(self, latencies: StepLatencies) -> None:
+        self.heard += 1
+
+    def refusal(self, load: Load) -> str | None:
+        return None
+
+
+def test_a_step_that_nobody_waits_for_is_not_measured() -> None:
+    policy = Listening()
+    engine = Engine(
+        EngineConfig(async_scheduling=True), FakeRunner(next_token=lambda *_: EOS), policy
+    )
+    add(engine, "a", range(9), GREEDY.with_(ignore_eos=False))
+    while engine.has_work():
+        engine.step()
+    assert engine.stats.steps == 2
+    assert policy.heard == 1
 
 
 def test_an_abort_leaves_nothing_in_flight() -> None:

@@ -287,9 +287,7 @@ class Scheduler:
         for request, row, gained in zip(step.requests, plan.rows, result.rows, strict=True):
             request.num_in_flight -= 1
             if request.status is not running:
-                self.num_discarded_tokens += len(row.token_ids)
-                if not request.num_in_flight:
-                    self.kv.free(request)
+                self._drop(request, row)
                 continue
             if gained.error is not None:
                 self._fail(request, gained.error, updates)
@@ -311,6 +309,24 @@ class Scheduler:
         self._measure(step, updates)
         self._committed_at = now
         return updates
+
+    def discard(self) -> None:
+        """Commit the plans in flight without their results. Every request must have ended.
+
+        Nobody waits for them, so the time that they take is not known, and not measured.
+        """
+        assert not self._groups, "a request has not ended"
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            for request, row in zip(step.requests, step.plan.rows, strict=True):
+                request.num_in_flight -= 1
+                self._drop(request, row)
+
+    def _drop(self, request: Request, row: PlanRow) -> None:
+        """A row of a request that has ended meanwhile."""
+        self.num_discarded_tokens += len(row.token_ids)
+        if not request.num_in_flight:
+            self.kv.free(request)
 
     def _take(self, plan: StepPlan, result: StepResult) -> PlannedStep:
         """Remove `plan`, if `result` is its result, from those in flight."""

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.core.kv_manager import KVManager
-from octavo.core.plan import RowResult, StepPlan, StepResult
+from octavo.core.plan import StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
@@ -168,16 +168,15 @@ class Engine:
         return updates
 
     def _discard_if_idle(self) -> None:
-        """Commit steps whose requests have all ended, without a wait for their results.
+        """Give up steps whose requests have all ended, without a wait for their results.
 
         Their blocks may be used again: steps are computed in the order of their submission.
         """
         if not self._submitted or self.scheduler.has_work():
             return
         now = self.clock()
+        self.scheduler.discard()
         for plan, _, _ in self._submitted:
-            rows = tuple([RowResult(row.request_id) for row in plan.rows])
-            self.scheduler.commit(plan, StepResult(plan.step, rows), now)
             self.recorder.step(plan, [], now, now, plan.num_tokens)
         self._submitted.clear()
 
@@ -204,6 +203,7 @@ class Engine:
     def close(self) -> None:
         """Release the executor's memory. May be called again."""
         self._dead = self._dead or "it was closed"
+        self._submitted.clear()
         self.scheduler.close()
         self.executor.close()
 
