@@ -81,7 +81,8 @@ def _check(options: Mapping[str, Any]) -> None:
     """Raise RequestError for settings that are wrong, before the model is loaded."""
     SamplingParams(**{"max_tokens": None, **options})
     for name in UNUSED_SETTINGS:
-        if options.get(name, 1 if name == "n" else None) != (1 if name == "n" else None):
+        usual = getattr(SamplingParams, name)
+        if options.get(name, usual) != usual:
             flag = f"{flag_name(name)} {options[name]}"
             raise RequestError(
                 f"a conversation has one answer at a time and shows its text; leave out {flag}"

@@ -186,9 +186,9 @@ def without_effect(kind: type) -> dict[str, Any]:
     """JSON schemas of the fields that a body may have although they change nothing."""
     if kind not in _REFUSED:
         return {}
-    idle = {name: {"description": "accepted, without effect"} for name in sorted(NO_OPS)}
+    no_ops = {name: {"description": "accepted, without effect"} for name in sorted(NO_OPS)}
     refused = {name: {"enum": [None, *values]} for name, values in _REFUSED[kind].items()}
-    return idle | refused
+    return no_ops | refused
 
 
 def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
