@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gpu import __main__ as check
+from benchmarks.gpu import batching, speed
 from benchmarks.gpu.models import SHAPES, HostRandomWeights, RandomWeights, start, write
 from benchmarks.gpu.section import Rows, Scale, distance
 
@@ -43,6 +44,29 @@ def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
     assert torch.equal(one.model.embed(ids), other.model.embed(ids))
     assert float(one.model.embed(ids).std()) == pytest.approx(1, abs=0.1)
     assert issubclass(HostRandomWeights, RandomWeights)
+
+
+def test_static_and_continuous_batching_do_the_same_work(tmp_path: Path) -> None:
+    runner = start(
+        write(tmp_path, SHAPES["toy"]), Scale(dry=True, until=0), True, device="cpu",
+        max_model_len=64, num_gpu_blocks_override=9, max_num_batched_tokens=64, swap_space=0,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    jobs = [batching.Job(prompt, output) for prompt, output in ((20, 6), (3, 2), (30, 4))]
+    static, paged = batching._static(runner, jobs), batching._continuous(runner, jobs)
+    assert (static.concurrency, paged.concurrency) == (2, 3)  # of the same pool
+    for found in (static, paged):
+        assert len(found.latencies) == 3
+        assert max(found.latencies) <= found.seconds
+        assert 0 < found.used <= 1
+    assert paged.used > static.used
+
+
+def test_the_card_s_own_rates_are_a_row(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl", "speed")
+    bandwidth, rate = speed._card(Scale(dry=True, until=0), rows)
+    made = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert (made["copy_bytes_per_s"], made["bf16_operations_per_s"]) == (bandwidth, rate)
 
 
 def test_rows_are_on_the_disk_at_once(tmp_path: Path) -> None:
