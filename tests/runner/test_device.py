@@ -99,6 +99,19 @@ def test_fp8_kv_is_refused_where_it_cannot_be_converted(monkeypatch):
     assert create_device(config).name == "cuda"
 
 
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_is_set_by_its_number(monkeypatch, name, index):
+    """torch.cuda.set_device refuses a device without one."""
+    from octavo.kernels.gpu import device as gpu
+
+    chosen = []
+    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    device = create_device(EngineConfig(device=name))
+    assert [one.index for one in chosen] == [index]
+    assert device.name == name
+
+
 def test_gpus_are_accelerators(built_in):
     assert isinstance(built_in, Accelerator) == (built_in.name != "cpu")
 

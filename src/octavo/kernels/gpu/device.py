@@ -110,7 +110,8 @@ class CudaDevice(_TritonDevice):
 
     def __init__(self, config: EngineConfig) -> None:
         self.name = self.torch_device = config.device
-        self._device = torch.device(config.device)
+        # torch refuses a device without a number where it sets one.
+        self._device = torch.device("cuda", torch.device(config.device).index or 0)
         _check(self._device)
         _check_kv(self._device, config.kv_cache_dtype)
         torch.cuda.set_device(self._device)
@@ -139,8 +140,10 @@ class CudaDevice(_TritonDevice):
         """Through pinned memory, without waiting for the GPU.
 
         The memory of a name is used again by the next step, which is built after the results of
-        this one were read, or after `synchronize`.
+        this one were read, or after `synchronize`. It is what a step needs first, so here the GPU
+        is also made the current one of this thread, for Triton launches on that.
         """
+        torch.cuda.set_device(self._device)
         source = torch.from_numpy(np.ascontiguousarray(array))
         count = source.numel()
         pinned, target = self._inputs.get(name, (source[:0], source[:0]))
