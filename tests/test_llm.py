@@ -887,3 +887,14 @@ def test_metrics_are_times_of_the_wall_in_order(tiny):
     assert times.first_scheduled_time <= times.first_token_time <= times.finished_time
     assert times.finished_time < time.time() + 1
     json.dumps(output.as_dict(), allow_nan=False)
+
+
+def test_the_bar_moves_on_a_terminal_while_no_prompt_ends(tiny, monkeypatch, capsys):
+    """Whoever waits for one long answer sees that it is being computed."""
+    drawn = []
+    monkeypatch.setattr("octavo.llm._BAR_SECONDS", 0.0005)
+    for terminal in (True, False):
+        monkeypatch.setattr("octavo.llm.can_redraw", lambda stream, is_one=terminal: is_one)
+        tiny.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+        drawn.append(capsys.readouterr().err.count("0/1"))
+    assert drawn[0] > drawn[1] + 2

@@ -1,6 +1,8 @@
 """`LLM`: the offline interface, over an engine in this process."""
 
 import itertools
+import math
+import sys
 import time
 import weakref
 from collections import deque
@@ -32,7 +34,7 @@ from octavo.engine.requests import (
 )
 from octavo.engine.sharing import SharedSteps
 from octavo.errors import ConfigError, EngineError, RequestError
-from octavo.log import get_logger
+from octavo.log import can_redraw, get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
@@ -44,6 +46,7 @@ from octavo.vllm_names import Kind, missing
 logger = get_logger(__name__)
 
 LLMT = TypeVar("LLMT", bound="LLM")
+_BAR_SECONDS = 0.5  # between two changes of the bar while no prompt ends
 
 
 class LLM:
@@ -292,23 +295,30 @@ class LLM:
             with bar:
                 with self._steps.exclusive():
                     self._waiting.extend((request, box) for request in requests)
+                # In a file the bar changes only where a prompt ends: each change adds to the file.
+                moves = not bar.disable and can_redraw(sys.stderr)
                 while len(done) < len(requests):
-                    self._steps.advance(box.is_ready)
-                    for output in box.take():
-                        done[output.request_id] = output
-                        self._show(bar)
+                    due = time.monotonic() + (_BAR_SECONDS if moves else math.inf)
+                    self._steps.advance(lambda: box.is_ready() or time.monotonic() >= due)  # noqa: B023
+                    finished = {output.request_id: output for output in box.take()}
+                    done.update(finished)
+                    self._show(bar, len(finished))
         except BaseException:
             self._abort(dict.fromkeys(i for i in ids if i not in done))
             raise
         return [done[request_id] for request_id in ids]
 
-    def _show(self, bar: "tqdm[Any]") -> None:
+    def _show(self, bar: "tqdm[Any]", finished: int) -> None:
+        """Count prompts that are `finished`; the clock and the throughput move without any."""
         if not bar.disable:
             engine = self.engine
             with self._steps.exclusive():
                 stats = engine.recorder.snapshot(engine.scheduler, engine.clock(), detailed=False)
             bar.set_postfix_str(f"{stats.throughput:.0f} tok/s", False)
-            bar.update(1)
+            if finished:
+                bar.update(finished)  # draws at most ten times a second
+            else:
+                bar.refresh()
 
     def _step(self) -> None:
         """One step of the engine; each output goes into the box of its request."""
