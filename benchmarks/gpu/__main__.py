@@ -29,6 +29,8 @@ _ROOT = Path(__file__).parents[2]
 SECTIONS = {"kernels": 120, "tokens": 110, "graphs": 80, "speed": 150, "batching": 90}
 # Processes in which kernels are compared, since most of the time goes into compiling them.
 _PARTS = 8
+# Of `models.AHEAD`, which needs torch.
+_AHEAD = 6
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def main() -> int:
 def _all(wanted: list[str], out: Path, limit: float, dry: bool) -> int:
     end = time.monotonic() + limit
     results: dict[str, str] = {}
-    ahead = [] if dry else _started("compile", out, limit, dry, 3)
+    ahead = [] if dry else _started("compile", out, limit, dry, _AHEAD)
     for name in wanted:
         if name in ("graphs", "speed", "batching"):  # which measure time
             _ended(ahead, end)
@@ -122,7 +124,7 @@ def _section(name: str, part_of: str, out: Path, limit: float, dry: bool) -> boo
                 "batching": batching.run}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="octavo-gpu-") as folder:
         if name == "compile":
-            models.compile_ahead(Path(folder), scale, ("8B", "1B", "13B")[part])
+            models.compile_ahead(Path(folder), scale, part)
             return True
         return sections[name](scale, rows, Path(folder))
 

@@ -51,7 +51,8 @@ def run(scale: Scale, rows: Rows, folder: Path) -> bool:
         write(folder / "1B", size(scale, "1B")), scale, max_model_len=window,
         num_gpu_blocks_override=blocks,
         max_num_batched_tokens=64 if scale.dry else 4096, max_num_seqs=256, swap_space=0,
-        enable_prefix_caching=False, cuda_graph_sizes="2" if scale.dry else None,
+        enable_prefix_caching=False,
+        cuda_graph_sizes="2" if scale.dry else "1,2,4,8,16,32,64,128,256",
     )  # fmt: skip
     pool, found = (runner.limits.num_blocks - 1) * runner.limits.block_size, {}
     with compilations() as compiled:

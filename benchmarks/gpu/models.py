@@ -161,11 +161,25 @@ def step_ms(scale: Scale, runner: ModelRunner, plan: StepPlan, repeats: int) -> 
     return median_ms(scale, lambda: runner.execute(plan), repeats)
 
 
-def compile_ahead(folder: Path, scale: Scale, name: str) -> None:
-    """Start an engine with one layer of a shape: its kernels are then in Triton's cache on disk."""
-    shape = replace(SHAPES[name], layers=1)
-    start(write(folder, shape), scale, max_num_seqs=256, num_gpu_blocks_override=1024,
-          max_model_len=4096, cuda_graph_sizes="1", swap_space=0).close()  # fmt: skip
+# What is compiled beside the first sections: shapes, and options.
+AHEAD: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("8B", {}),
+    ("1B", {}),
+    ("13B", {}),
+    ("toy", {"dtype": "float32"}),
+    ("1B of 4 layers", {"dtype": "float32"}),
+    ("toy", {"dtype": "float32", "device": "cpu"}),
+)
+
+
+def compile_ahead(folder: Path, scale: Scale, number: int) -> None:
+    """Start an engine with one layer of a shape: its kernels are then in the caches on disk."""
+    name, options = AHEAD[number]
+    sizes: dict[str, Any] = {} if "device" in options else {"cuda_graph_sizes": "1"}
+    start(
+        write(folder, replace(SHAPES[name], layers=1)), scale, max_num_seqs=256,
+        num_gpu_blocks_override=1024, max_model_len=4096, swap_space=0, **sizes, **options,
+    ).close()  # fmt: skip
 
 
 _GREEDY = SamplingParams(temperature=0)

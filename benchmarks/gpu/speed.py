@@ -34,7 +34,7 @@ def run(scale: Scale, rows: Rows, folder: Path) -> bool:
         shape = size(scale, name)
         prompt = 40 if scale.dry else _PROMPT
         small: dict[str, Any] = {"num_gpu_blocks_override": 12, "cuda_graph_sizes": "2"}
-        options = small if scale.dry else {}
+        options = small if scale.dry else {"cuda_graph_sizes": "1,16,64,256"}
         runner = start(
             write(folder / name, shape), scale, max_model_len=2 * prompt,
             max_num_batched_tokens=prompt, max_num_seqs=256, swap_space=0, **options,

@@ -10,7 +10,15 @@ import pytest
 import torch
 from benchmarks.gpu import __main__ as check
 from benchmarks.gpu import batching, speed
-from benchmarks.gpu.models import SHAPES, HostRandomWeights, RandomWeights, start, write
+from benchmarks.gpu.models import (
+    AHEAD,
+    SHAPES,
+    HostRandomWeights,
+    RandomWeights,
+    compile_ahead,
+    start,
+    write,
+)
 from benchmarks.gpu.section import Rows, Scale, distance
 
 from octavo.checkpoint.safetensors import SAFETENSORS
@@ -60,6 +68,13 @@ def test_static_and_continuous_batching_do_the_same_work(tmp_path: Path) -> None
         assert max(found.latencies) <= found.seconds
         assert 0 < found.used <= 1
     assert paged.used > static.used
+
+
+def test_what_is_compiled_ahead_is_started(tmp_path: Path) -> None:
+    assert len(AHEAD) == check._AHEAD
+    cpu = [n for n, (_, options) in enumerate(AHEAD) if options.get("device") == "cpu"]
+    compile_ahead(tmp_path, Scale(dry=True, until=0), cpu[0])
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
 
 
 def test_the_card_s_own_rates_are_a_row(tmp_path: Path) -> None:
