@@ -34,7 +34,8 @@ _SPECS = {
 }
 # Types of arguments by name; where two kernels differ, the build says it.
 _TYPES = {
-    "*bf16": "out query key value sinks x y residual weight bias gate_up logits",
+    "*bf16": "out query key value query_norm key_norm sinks x y residual weight bias gate_up "
+    "logits",
     "*fp32": "scales partials moments cos_sin parts",
     "*i32": "tables items joins count maxima places winners",
     "*i64": "positions slots plans",
@@ -77,7 +78,8 @@ def builds() -> Iterator[Build]:
     yield Build("join 8B", attention.join, join_constants(_SPECS["8B"]))
     for form, name in ((0, "bfloat16"), (1, "int8"), (2, "fp8")):
         values = {"Q_HEADS": 32, "KV_HEADS": 8, "HEADS": 8, "HEAD_DIM": 128, "DIMS": 128,
-                  "HALF": 64, "BLOCK": 16, "FORM": form, "WRITES": True}  # fmt: skip
+                  "HALF": 64, "BLOCK": 16, "FORM": form, "WRITES": True,
+                  "NORMS": False, "CAST_FIRST": False}  # fmt: skip
         types = {"cache": "*i8" if form else "*bf16"}
         yield Build(f"rotate_and_write {name}", cache.rotate_and_write, values, types=types)
     for bits in (4, 8):

@@ -69,6 +69,16 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of each head of query and key, by weights [head_dim], before a rotary embedding."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+    cast_first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do. An empty tuple of sizes means any.
 

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 import triton
 
-from octavo.attention.base import AttentionMetadata, AttentionSpec, Capabilities, HostLengths
+from octavo.attention.base import (
+    AttentionMetadata,
+    AttentionSpec,
+    Capabilities,
+    HeadNorms,
+    HostLengths,
+)
 from octavo.kernels.gpu import attention as kernels
 from octavo.kernels.gpu import cache as cache_kernels
 from octavo.kernels.gpu.attention import (
@@ -231,6 +237,19 @@ class TritonAttention:
         `write`. `key` itself is not changed."""
         self._write(query, key, value, cos_sin, cache, meta)
 
+    def norm_rope_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        norms: HeadNorms,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> None:
+        """`kernels.reference.head_norm` of query, in place, and of key; then `rope_write`."""
+        self._write(query, key, value, cos_sin, cache, meta, norms)
+
     def _write(
         self,
         query: torch.Tensor,
@@ -239,19 +258,23 @@ class TritonAttention:
         cos_sin: torch.Tensor | None,
         cache: torch.Tensor,
         meta: AttentionMetadata,
+        norms: HeadNorms | None = None,
     ) -> None:
         tokens, kv_heads, head_dim = key.shape
         codes, scales = _views(cache)
         heads = _HEADS_AT_ONCE if query.is_cuda else 64
         groups = -(-query.shape[1] // heads) + 2 * -(-kv_heads // heads)
         table = meta.positions if cos_sin is None else cos_sin
+        weights = (query, key) if norms is None else (norms.query, norms.key)
+        eps, cast_first = (0.0, False) if norms is None else (norms.eps, norms.cast_first)
         cache_kernels.rotate_and_write[tokens, groups](
-            codes, scales, query, key, value, table, meta.positions, meta.slots,
+            codes, scales, query, key, value, *weights, table, meta.positions, meta.slots, eps,
             *cache.stride()[:3], query.stride(0), key.stride(0), value.stride(0), table.stride(0),
             Q_HEADS=query.shape[1], KV_HEADS=kv_heads, HEADS=heads, HEAD_DIM=head_dim,
             DIMS=triton.next_power_of_2(head_dim), BLOCK=meta.block_size,
             HALF=0 if cos_sin is None else cos_sin.shape[1] // 2, WRITES=True,
             FORM=_FORMS.get(cache.dtype, cache_kernels.PLAIN), num_warps=4,
+            NORMS=norms is not None, CAST_FIRST=cast_first,
         )  # fmt: skip
 
     def attend(

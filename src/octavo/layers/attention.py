@@ -1,10 +1,11 @@
 """An attention layer over the paged cache: fused QKV product, rotary, cache write, attention."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec, HeadNorms
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Product
 from octavo.layers.norm import HeadNorm, RowNorm
@@ -24,6 +25,24 @@ class RopeWriter(Protocol):
         meta: AttentionMetadata,
     ) -> None:
         """Rotate query and key in place by meta.positions; store key and value at meta.slots."""
+        ...
+
+
+@runtime_checkable
+class NormRopeWriter(Protocol):
+    """Optional interface of a RopeWriter: the norms of heads in the same pass."""
+
+    def norm_rope_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        norms: HeadNorms,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> None:
+        """Norm the heads of query and key, then as `rope_write`."""
         ...
 
 
@@ -60,9 +79,23 @@ class Attention:
         self._q_norm, self._k_norm = q_norm, k_norm
         self._rope = ops.rope
         self._write, self._attend = backend.write, backend.attend
-        self._rope_write = None
+        self._rope_write: Callable[..., None] | None = None
         if isinstance(backend, RopeWriter) and cos_sin is not None and query_cos_sin is None:
             self._rope_write = backend.rope_write
+            if isinstance(backend, NormRopeWriter):
+                self._norm_into(backend.norm_rope_write)
+
+    def _norm_into(self, norm_rope_write: Callable[..., None]) -> None:
+        """Leave norms of heads to `norm_rope_write`."""
+        q, k = self._q_norm, self._k_norm
+        if not (isinstance(q, HeadNorm) and isinstance(k, HeadNorm)):
+            return
+        if (q.eps, q.cast_first) == (k.eps, k.cast_first):
+            norms = HeadNorms(q.weight, k.weight, q.eps, q.cast_first)
+            self._q_norm = self._k_norm = None
+            self._rope_write = lambda query, key, value, *rest: norm_rope_write(
+                query, key, value, norms, *rest
+            )
 
     def forward(
         self, x: torch.Tensor, meta: AttentionMetadata, cache: torch.Tensor

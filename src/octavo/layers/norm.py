@@ -78,14 +78,14 @@ class LayerNorm:
 class HeadNorm:
     """RMS norm of each head of x [T, heads, head_dim], in place. `weight` [head_dim]."""
 
-    __slots__ = ("_cast_first", "_eps", "_op", "_weight")
+    __slots__ = ("_op", "cast_first", "eps", "weight")
 
     def __init__(self, ops: Ops, weight: torch.Tensor, spec: NormSpec) -> None:
         self._op = ops.head_norm
-        self._weight, self._eps, self._cast_first = weight, spec.eps, spec.cast_first
+        self.weight, self.eps, self.cast_first = weight, spec.eps, spec.cast_first
 
     def forward(self, x: torch.Tensor) -> None:
-        self._op(x, self._weight, self._eps, self._cast_first)
+        self._op(x, self.weight, self.eps, self.cast_first)
 
 
 class RowNorm:

@@ -91,13 +91,14 @@ def test_the_join(capability: int) -> None:
 def test_rotary_embedding_and_write(form: int, capability: int) -> None:
     types = {
         "cache": "*bf16" if form == 0 else "*i8", "scales": "*fp32", "query": "*bf16",
-        "key": "*bf16", "value": "*bf16", "cos_sin": "*fp32", "positions": "*i64",
+        "key": "*bf16", "value": "*bf16", "query_norm": "*bf16", "key_norm": "*bf16",
+        "eps": "fp32", "cos_sin": "*fp32", "positions": "*i64",
         "slots": "*i64", "stride_block": "i64", "stride_kind": "i64", "stride_head": "i64",
         "stride_query": "i32", "stride_key": "i32", "stride_value": "i32", "stride_table": "i32",
     }  # fmt: skip
     constants = {
         "Q_HEADS": 32, "KV_HEADS": 8, "HEADS": 8, "HEAD_DIM": 128, "DIMS": 128, "HALF": 64,
-        "BLOCK": 16, "FORM": form, "WRITES": True,
+        "BLOCK": 16, "FORM": form, "WRITES": True, "NORMS": form == 0, "CAST_FIRST": False,
     }  # fmt: skip
     built = compile_for(capability, rotate_and_write, types, constants)
     assert built.spilled == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.attention.base import AttentionSpec
+from octavo.attention.base import AttentionSpec, HeadNorms
 from octavo.attention.triton import TritonAttention
 from octavo.kernels import reference
 from paging import CODES, assert_close, metadata
@@ -78,6 +78,30 @@ def test_rotary_embedding_on_the_way(dtype: torch.dtype, rotated: int) -> None:
     cache = torch.zeros(shape, dtype=stored)
     backend.rope_write(query, key, value, cos_sin, cache, meta)
     expected = [x.contiguous() for x in qkv.split([6, HEADS, HEADS], 1)]
+    reference.rope(expected[0], expected[1], cos_sin, meta.positions)
+    assert_close(query.flatten(1), expected[0].flatten(1))
+    block, offset = meta.slots // SIZE, meta.slots % SIZE
+    assert_close(_page(cache, 0)[block, :, offset], expected[1])
+    assert torch.equal(_page(cache, 1)[block, :, offset], expected[2])
+
+
+@pytest.mark.parametrize("cast_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_norms_of_heads_on_the_way(dtype: torch.dtype, cast_first: bool) -> None:
+    torch.manual_seed(0)
+    backend, spec = TritonAttention(), AttentionSpec(6, HEADS, DIM, 1.0)
+    meta = metadata([(5, 19), (2, 2)], SIZE)
+    qkv = torch.randn(7, 12, DIM).to(dtype)
+    query, key, value = qkv.clone().split([6, HEADS, HEADS], 1)
+    angles = torch.rand(64, 12) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    norms = HeadNorms(torch.randn(DIM).to(dtype), torch.randn(DIM).to(dtype), 1e-3, cast_first)
+    shape, stored = backend.kv_layout(spec, 4, SIZE, dtype)
+    cache = torch.zeros(shape, dtype=stored)
+    backend.norm_rope_write(query, key, value, norms, cos_sin, cache, meta)
+    expected = [x.contiguous() for x in qkv.split([6, HEADS, HEADS], 1)]
+    reference.head_norm(expected[0], norms.query, 1e-3, cast_first)
+    reference.head_norm(expected[1], norms.key, 1e-3, cast_first)
     reference.rope(expected[0], expected[1], cos_sin, meta.positions)
     assert_close(query.flatten(1), expected[0].flatten(1))
     block, offset = meta.slots // SIZE, meta.slots % SIZE

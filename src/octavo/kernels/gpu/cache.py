@@ -41,13 +41,23 @@ def _round_to_e4m3(x):
 
 
 @triton.jit
+def _normed(x, inverse, weights, there, CAST_FIRST: tl.constexpr):
+    """x [heads, dims] times the inverse of its root mean square [heads, 1] and weights [dims]."""
+    normed = x.to(tl.float32) * inverse
+    if CAST_FIRST:
+        normed = normed.to(x.dtype).to(tl.float32)
+    weight = tl.load(weights, mask=there, other=0.0).to(tl.float32)
+    return (normed * weight[None, :]).to(x.dtype)
+
+
+@triton.jit
 def rotate_and_write(
-    cache, scales, query, key, value, cos_sin, positions, slots,
+    cache, scales, query, key, value, query_norm, key_norm, cos_sin, positions, slots, eps,
     stride_block: tl.int64, stride_kind: tl.int64, stride_head: tl.int64,
     stride_query, stride_key, stride_value, stride_table,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr,
-    WRITES: tl.constexpr,
+    WRITES: tl.constexpr, NORMS: tl.constexpr, CAST_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Rotary embedding of query, in place, and of key; then key and value are stored at `slots`.
 
@@ -55,7 +65,8 @@ def rotate_and_write(
     values). query [tokens, Q_HEADS, HEAD_DIM], key and value [tokens, KV_HEADS, HEAD_DIM], tokens
     stride_* elements apart; cos_sin: float32 [positions, 2 HALF], as `reference.rope` takes it;
     cache: codes of FORM; scales: the same memory as float32. HALF = 0: no rotary embedding;
-    WRITES = False: nothing is stored. A slot of -1 stores nothing.
+    WRITES = False: nothing is stored. A slot of -1 stores nothing. NORMS, where HALF > 0: the heads
+    of query and key are normed first, as `reference.head_norm` with these weights [HEAD_DIM].
     """
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -79,6 +90,14 @@ def rotate_and_write(
         rotated = inside & (dims < 2 * HALF)[None, :]
         partner = tl.where(dims < HALF, dims + HALF, dims - HALF)
         other = tl.load(source + offsets + partner[None, :], mask=rotated, other=0.0)
+        if NORMS:
+            weight = key_norm
+            if is_query:
+                weight = query_norm
+            square = x.to(tl.float32) * x.to(tl.float32)
+            inverse = tl.rsqrt(tl.sum(square, 1) / HEAD_DIM + eps)[:, None]
+            x = _normed(x, inverse, weight + dims, dims < HEAD_DIM, CAST_FIRST)
+            other = _normed(other, inverse, weight + partner, dims < 2 * HALF, CAST_FIRST)
         row = cos_sin + tl.load(positions + token) * stride_table
         turning = dims < 2 * HALF
         cos = tl.load(row + dims % HALF, mask=turning, other=1.0)
@@ -89,7 +108,7 @@ def rotate_and_write(
         if is_query:
             # Both halves have been read by all threads of the program.
             tl.debug_barrier()
-            tl.store(source + offsets + dims[None, :], x, mask=rotated)
+            tl.store(source + offsets + dims[None, :], x, mask=inside if NORMS else rotated)
     if WRITES:
         slot = tl.load(slots + token)
         if (slot >= 0) & (not is_query):

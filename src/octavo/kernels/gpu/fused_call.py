@@ -115,11 +115,11 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> 
         return
     at_once = min(triton.next_power_of_2(heads), _HEADS_AT_ONCE if x.is_cuda else 64)
     cache.rotate_and_write[tokens, triton.cdiv(heads, at_once)](
-        x, x, x, x, x, cos_sin, positions, positions,
+        x, x, x, x, x, x, x, cos_sin, positions, positions, 0.0,
         0, 0, 0, x.stride(0), x.stride(0), x.stride(0), cos_sin.stride(0),
         Q_HEADS=heads, KV_HEADS=1, HEADS=at_once, HEAD_DIM=head_dim,
         DIMS=triton.next_power_of_2(head_dim), HALF=cos_sin.shape[1] // 2, BLOCK=1,
-        FORM=cache.PLAIN, WRITES=False, num_warps=4,
+        FORM=cache.PLAIN, WRITES=False, NORMS=False, CAST_FIRST=False, num_warps=4,
     )  # fmt: skip
 
 
