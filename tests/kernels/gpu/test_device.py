@@ -94,7 +94,7 @@ def test_each_family_gives_the_cpus_tokens(family: str, tmp_path: Path) -> None:
         llm = LLM(
             str(folder), device=device, dtype="float32", load_progress=False, max_model_len=64,
             num_gpu_blocks_override=30, swap_space=0, max_num_batched_tokens=24,
-            cuda_graph_sizes="2,4",
+            cuda_graph_sizes="" if device == "cpu" else "2,4",
         )  # fmt: skip
         prompts = [{"prompt_token_ids": toys.prompt(n)} for n in (5, 21, 40)]
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
