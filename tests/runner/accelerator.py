@@ -31,6 +31,9 @@ class FakeAccelerator(CpuDevice):
         self.calls.append(list(blocks))
         memory.copy_blocks(blocks, sources, targets)
 
+    def make_current(self):
+        """There is one."""
+
     def synchronize(self):
         self.calls.append("synchronize")
 

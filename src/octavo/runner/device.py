@@ -120,6 +120,10 @@ class Accelerator(Device, Protocol):
         """
         ...
 
+    def make_current(self) -> None:
+        """Let what this thread launches next run on this device."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked of it."""
         ...

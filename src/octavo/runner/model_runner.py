@@ -145,6 +145,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _finish(self, step: _Launched) -> StepResult:
         if step.result is None:
+            if self._accelerator:
+                self._accelerator.make_current()  # another thread may have launched it
             results = None
             if step.output is not None:
                 results = self._whole(partial(self._results, step.output), step.rows)

@@ -77,6 +77,9 @@ class _TritonDevice:
     ) -> None:
         memory.copy_blocks(blocks, sources, targets)
 
+    def make_current(self) -> None:
+        """Nothing, where there is one device."""
+
     def synchronize(self) -> None:
         """Nothing runs beside the host."""
 
@@ -166,6 +169,9 @@ class CudaDevice(_TritonDevice):
         targets: Sequence[torch.Tensor],
     ) -> None:
         self._copies(blocks, sources, targets)
+
+    def make_current(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
