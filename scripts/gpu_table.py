@@ -68,7 +68,7 @@ def builds() -> Iterator[Build]:
         for kv in kinds:
             oldest = 89 if kv == torch.float8_e4m3fn else 80
             stored = "" if kv == half else f", KV {str(kv).removeprefix('torch.')}"
-            for name, tile in tiles(spec, half).items():
+            for name, tile in tiles(spec, half, kv).items():
                 rows = "decode" if name == "split" else "prefill"
                 values = attend_constants(spec, half, kv, 16, tile)
                 yield Build(

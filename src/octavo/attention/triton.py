@@ -46,16 +46,22 @@ _MOST_PARTIALS = 2**26
 _HEADS_AT_ONCE = 8
 
 
-def tiles(spec: AttentionSpec, dtype: torch.dtype) -> dict[str, Tile]:
+def tiles(
+    spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> dict[str, Tile]:
     """The tiles of rows of few queries and of prompts, for queries of `dtype`.
 
-    Prompts have 128 rows in a tile, of which a Hopper GPU multiplies 64 in one instruction.
+    Prompts have 128 rows in a tile, of which a Hopper GPU multiplies 64 in one instruction. Codes
+    are converted in registers, which leaves fewer for long heads: no tile may spill.
     """
     group = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
     long_heads = spec.head_dim > 128
     wide = dtype == torch.float32 or long_heads
-    split = Tile(max(16, group), 32 if long_heads else 64, 4, 2 if long_heads else 3)
-    whole = Tile(max(64 if wide else 128, group), 32 if wide else 64, 8, 2 if wide else 3)
+    coded = kv_dtype in _FORMS
+    stages = 2 if long_heads or coded else 3
+    split = Tile(max(16, group), 32 if long_heads else 64, 4, stages)
+    keys = (16 if coded and long_heads else 32) if wide else 64
+    whole = Tile(max(64 if wide else 128, group), keys, 8, 2 if wide else 3)
     return {"split": split, "whole": whole}
 
 
@@ -290,7 +296,7 @@ class TritonAttention:
         if not query.is_cuda:
             out.zero_()  # rows that pad a step: the interpreter warns of large numbers
         kv, scales = _views(cache, decode=True)
-        for name, tile in tiles(spec, query.dtype).items():
+        for name, tile in tiles(spec, query.dtype, cache.dtype).items():
             kernels.attend[(_programs(query.device, name),)](
                 out, work.partials, work.moments, query, kv, scales, work.tables,
                 work.items[name], work.counts[name], out, *cache.stride()[:3],

@@ -24,7 +24,7 @@ SPECS = {
 def _attend(
     capability: int, spec: AttentionSpec, name: str, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> Compiled:
-    tile = tiles(spec, dtype)[name]
+    tile = tiles(spec, dtype, kv_dtype)[name]
     value, code = TYPES[dtype], TYPES[kv_dtype]
     types = {
         "out": f"*{value}", "query": f"*{value}", "sinks": f"*{value}", "cache": f"*{code}",
@@ -45,9 +45,9 @@ def _attend(
 
 
 def _check(capability: int, name: str, built: Compiled) -> None:
-    assert built.spilled <= 8  # a register, on sm_80 with an int8 cache
+    assert built.spilled == 0
     assert built.shared <= SHARED_MEMORY[capability]
-    assert built.count("cp.async.cg") >= 4  # keys and values arrive while others are multiplied
+    assert built.count("cp.async.cg") >= 2  # keys and values arrive while others are multiplied
     if capability == 90 and name == "whole":
         assert built.count("wgmma.mma_async") >= 4
         assert not built.count("mma.sync")
