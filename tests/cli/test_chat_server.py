@@ -1,4 +1,4 @@
-"""`octavo chat --url`: a running server of ours, and what other servers may answer."""
+"""`octavo chat --url URL`: a running server of ours, and what other servers may answer."""
 
 import http.server
 import io

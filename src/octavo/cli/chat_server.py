@@ -1,4 +1,4 @@
-"""A running server behind `octavo chat --url URL`: OpenAI's chat interface, over one connection a call.
+"""A running server behind `octavo chat --url URL`: OpenAI's chat interface, a connection a call.
 
 Tokens are counted by `/tokenize`, which Octavo and vLLM have; for other servers the conversation
 finds the room by trying. Not here: proxies, redirects, retries.
