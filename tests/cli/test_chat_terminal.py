@@ -22,6 +22,12 @@ SOURCE = Path(octavo.__file__).parents[1]
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A", "\t"
 
 
+def _own_terminal() -> None:
+    """So that Ctrl-C reaches the program, also where the tests run with SIGINT ignored."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program in a pty of 40 columns; keeps what it shows."""
 
@@ -35,7 +41,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, str(TESTS / "chat_stub.py"), *flags],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # for Ctrl-C
+            preexec_fn=_own_terminal,
             env={**inherited, "PYTHONPATH": f"{SOURCE}:{TESTS}", **self._plain},
         )  # fmt: skip
         self.shown = ""

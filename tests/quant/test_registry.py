@@ -39,9 +39,9 @@ def test_an_option_that_disagrees_with_the_checkpoint() -> None:
     check_agrees("int8", None)
     with pytest.raises(ConfigError, match=r"'int4', but .* with 'awq' already"):
         check_agrees("int4", form)
-    with pytest.raises(ConfigError, match=r"'gptq' is how .* holds weights of 'awq'"):
+    with pytest.raises(ConfigError, match=r"'gptq' is for .* this one holds weights of 'awq'"):
         check_agrees("gptq", form)
-    with pytest.raises(ConfigError, match=r"'awq' is how .* no quantized weights"):
+    with pytest.raises(ConfigError, match=r"'awq' is for .* this one holds no quantized weights"):
         check_agrees("awq", None)
     with pytest.raises(
         ConfigError, match=r"id that ends in -AWQ.*int4 and int8 quantize any model"
