@@ -1,5 +1,7 @@
 """Products on codes and in fixed tiles against torch's on the dequantized weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,19 @@ def test_codes(n: int, k: int, group: int, bits: int, dtype: torch.dtype) -> Non
         weight = codes.values().to(dtype)
         expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         assert_close(product(x), expected)
+
+
+def test_nothing_is_read_behind_the_scales() -> None:
+    """The last chunk of 192 inputs has a span without any."""
+    codes, behind = _codes(50, 192, 64, 4), torch.full((2, 50 * 3 + 8), torch.nan)
+    for row, terms in zip(behind, (codes.scale, codes.minimum), strict=True):
+        row[: terms.numel()] = terms.flatten()
+    scale, minimum = (row[: 50 * 3].view(50, 3) for row in behind)
+    product = GpuProducts(torch.float32, False).make(
+        replace(codes, scale=scale, minimum=minimum), method="int4"
+    )
+    x = torch.randn(2, 192)
+    assert_close(product(x), F.linear(x, codes.values()))
 
 
 def test_parts_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,9 @@ def multiply_codes(
             high = tl.load(line + first + SPAN, mask=inside[:, None], other=0)
         for half in tl.static_range(2):
             a = _inputs(x, rows, first + half * SPAN, alive, K, stride_x, SPAN)
-            d, m = _terms(scale, minimum, outputs, 2 * chunk + half, inside, stride_scale, SPANS)
+            # The last chunk may end with a span behind the inputs, which has no scale.
+            there = inside & (first + half * SPAN < K)
+            d, m = _terms(scale, minimum, outputs, 2 * chunk + half, there, stride_scale, SPANS)
             w = (low if half == 0 else high).to(tl.float32) * d + m
             w = w.to(a.dtype)
             if WIDE:
