@@ -217,6 +217,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("octavo.models.hub._TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # whatever other tests import it with
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert "broke off (timed out); run the same again" in error_of(["owner/sharded"], capsys)
