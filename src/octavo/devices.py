@@ -22,6 +22,9 @@ _BUILT_IN = {
 }
 # Devices of which there may be several: "cuda:1" is the second.
 _NUMBERED = re.compile(r"(cuda):[0-9]+")
+# Compute capability of the oldest GPU with kernels: asynchronous copies, and bfloat16 in the matrix
+# units.
+OLDEST_GPU = (8, 0)
 # Changed at run time by `register` only.
 _registered: dict[str, Factory] = {}
 

@@ -28,6 +28,7 @@ from octavo.kernels.gpu.attention import (
     SPLIT_KEYS,
     Tile,
 )
+from octavo.kernels.gpu.matmul import is_wide
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -74,7 +75,7 @@ def attend_constants(
         "HEAD_DIM": spec.head_dim, "DIMS": triton.next_power_of_2(spec.head_dim),
         "BLOCK": block_size, "ROWS": tile.rows, "KEYS": tile.keys, "CODES": kv_dtype in _FORMS,
         "WINDOW": spec.window is not None, "CAPPED": spec.soft_cap is not None, "SINKS": False,
-        "WIDE": _is_wide(dtype), "FIELDS": ITEM_FIELDS,
+        "WIDE": is_wide(dtype), "FIELDS": ITEM_FIELDS,
     }  # fmt: skip
 
 
@@ -99,6 +100,10 @@ class WorkLists:
     whole: Ints
     joins: Ints
     lines: int
+
+    def parts(self) -> dict[str, Ints]:
+        """The lists by name, as they lie in memory: `split` last, the only one that may be long."""
+        return {"joins": self.joins, "whole": self.whole, "split": self.split}
 
 
 def plan(
@@ -182,7 +187,7 @@ class _StaticWork:
 
     def fill(self, meta: AttentionMetadata, lists: WorkLists) -> _Work | None:
         """The work of a step in this memory; None if it does not fit."""
-        parts = {"joins": lists.joins, "whole": lists.whole, "split": lists.split}
+        parts = lists.parts()
         most = self._capacity
         if lists.lines > self._lines or any(len(parts[n]) > most[n] for n in parts):
             return None
@@ -351,7 +356,7 @@ class TritonAttention:
     def _plan(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> _Work:
         lists = self._lists(meta, spec, dtype)
         device = meta.query_starts.device
-        parts = {"split": lists.split, "whole": lists.whole, "joins": lists.joins}
+        parts = lists.parts()
         counts = np.zeros(_HEADER, np.int32)
         counts[: _COUNT * len(parts) : _COUNT] = [len(part) for part in parts.values()]
         flat = np.concatenate([counts, *(part.ravel() for part in parts.values())])
@@ -385,11 +390,6 @@ def _views(cache: torch.Tensor, decode: bool = False) -> tuple[torch.Tensor, tor
         return cache, cache
     codes = cache if decode or cache.dtype == torch.int8 else cache.view(torch.uint8)
     return codes, cache.view(torch.float32)
-
-
-def _is_wide(dtype: torch.dtype) -> bool:
-    """Whether products are computed in float32: the interpreter multiplies no bfloat16."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
 
 
 def _programs(device: torch.device, name: str) -> int:

@@ -95,7 +95,7 @@ def add_engine_flags(
     group = parser.add_argument_group("engine")
     group.add_argument("--model", action=_Model, default=model, metavar="MODEL",
                        help="the same as the first argument")  # fmt: skip
-    group.add_argument("--model-of-file", dest="model", action=_ModelOfFile, default=model,
+    group.add_argument("--model-of-file", dest="model", type=_OfFile, default=argparse.SUPPRESS,
                        help=argparse.SUPPRESS)  # fmt: skip
     add_config_flag(group)
     add_flags(group, EngineConfig, skip=("model", *skip))
@@ -104,17 +104,6 @@ def add_engine_flags(
 
 class _OfFile(str):
     """A model that a file of flags names: the command line may name another."""
-
-
-class _ModelOfFile(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, _OfFile(values))
 
 
 class _Model(argparse.Action):

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from octavo import devices
 from octavo.config import EngineConfig
+from octavo.devices import OLDEST_GPU
 from octavo.errors import ConfigError, triton_needed
 from octavo.kernels.capture import StepCapture
 from octavo.kernels.sampling import SamplingKernels
 from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
-
-# Compute capability: asynchronous copies, and bfloat16 in the matrix units.
-OLDEST_GPU = (8, 0)
 
 
 @runtime_checkable

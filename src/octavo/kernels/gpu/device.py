@@ -14,6 +14,7 @@ import triton
 from numpy.typing import NDArray
 
 from octavo.config import EngineConfig
+from octavo.devices import OLDEST_GPU as OLDEST
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
@@ -22,9 +23,7 @@ from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.sampling import Items, Logprobs
 
-# Compute capability: asynchronous copies, and bfloat16 in the matrix units.
-OLDEST = (8, 0)
-# That which converts float8_e4m3fn.
+# The compute capability that converts float8_e4m3fn.
 OLDEST_FP8 = (8, 9)
 # The most rows of each tile of the products, and one more; a single row has strides of its own.
 WARM_UP_SIZES = (1, 16, 64, 65)

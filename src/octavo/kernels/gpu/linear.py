@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from octavo.kernels.codes import Codes, round_to_codes
 from octavo.kernels.gpu import matmul
+from octavo.kernels.gpu.matmul import is_wide
 
 INT8, INT4 = "int8", "int4"
 
@@ -120,7 +120,7 @@ class CodedProduct:
         self._span, self._spans, self._bits = span, codes.group // span, codes.bits
         self._codes = pack_codes(codes.codes, codes.bits, span)
         self._scale, self._minimum = _narrow(codes.scale), _narrow(codes.minimum)
-        self._bias, self._wide = bias, _is_wide(dtype)
+        self._bias, self._wide = bias, is_wide(dtype)
         self._parts = parts_of(self._n, self._k)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class DenseProduct:
         matmul.multiply[grid](
             sums, x, weight, weight if self._bias is None else self._bias, rows, n, k,
             x.stride(0), weight.stride(0), ROWS=tile.rows, OUTPUTS=tile.outputs, SPAN=64,
-            PARTS=self._parts, BIAS=self._bias is not None, WIDE=_is_wide(x.dtype),
+            PARTS=self._parts, BIAS=self._bias is not None, WIDE=is_wide(x.dtype),
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return _added(y, sums, self._bias, self._parts)
@@ -196,8 +196,3 @@ def _narrow(terms: torch.Tensor) -> torch.Tensor:
     """In float16 where that holds every value."""
     half = terms.half()
     return half if torch.equal(half.float(), terms) else terms.contiguous()
-
-
-def _is_wide(dtype: torch.dtype) -> bool:
-    """Whether to multiply in float32: the interpreter multiplies no bfloat16."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and triton.knobs.runtime.interpret)

@@ -10,8 +10,14 @@ Every sum runs over the inputs in order, in one program or in a fixed number of 
 added in order: the number depends on the shape of the weight only.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+
+def is_wide(dtype: torch.dtype) -> bool:
+    """Whether products are computed in float32: the interpreter multiplies no bfloat16."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
 
 
 @triton.jit
