@@ -53,7 +53,7 @@ class Build(NamedTuple):
 
     name: str
     kernel: Any
-    constants: dict[str, Any]
+    constants: Mapping[str, Any]
     warps: int = 4
     stages: int = 3
     types: Mapping[str, str] = MappingProxyType({})

@@ -6,7 +6,9 @@ results are joined, serve rows of few queries, and large tiles over all keys ser
 list a row is on depends on that row alone, so a row's result does not depend on the other rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,13 +45,16 @@ _COUNT, _HEADER = 4, 16
 
 # Floats of partial results of captured steps, 256 MiB; a step with more is not replayed.
 _MOST_PARTIALS = 2**26
+# Kinds of layers whose launches are remembered: they are asked for at each layer of a step.
+_KINDS = 64
 # Heads that one program rotates and stores.
 _HEADS_AT_ONCE = 8
 
 
+@lru_cache(maxsize=_KINDS)
 def tiles(
     spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> dict[str, Tile]:
+) -> Mapping[str, Tile]:
     """The tiles of rows of few queries and of prompts, for queries of `dtype`.
 
     Prompts have 128 rows in a tile, of which a Hopper GPU multiplies 64 in one instruction. Codes
@@ -66,9 +71,10 @@ def tiles(
     return {"split": split, "whole": whole}
 
 
+@lru_cache(maxsize=_KINDS)
 def attend_constants(
     spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype, block_size: int, tile: Tile
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """What `kernels.attend` is compiled for."""
     return {
         "KV_HEADS": spec.num_kv_heads, "GROUP": spec.num_heads // spec.num_kv_heads,
@@ -79,7 +85,8 @@ def attend_constants(
     }  # fmt: skip
 
 
-def join_constants(spec: AttentionSpec) -> dict[str, Any]:
+@lru_cache(maxsize=_KINDS)
+def join_constants(spec: AttentionSpec) -> Mapping[str, Any]:
     """What `kernels.join` is compiled for."""
     group = spec.num_heads // spec.num_kv_heads
     return {
