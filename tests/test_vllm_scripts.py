@@ -3,7 +3,6 @@
 They run over an engine without weights, so that what is tested is that each line works.
 """
 
-import inspect
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import kit
-from octavo import AsyncLLM
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits, SampleSpec
 from octavo.engine.fake import FakeRunner
@@ -304,7 +302,6 @@ def test_an_asyncio_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    over = inspect.getattr_static(AsyncLLM, "over").__func__
-    monkeypatch.setattr(over, "__defaults__", ("fake_engine:create",))
+    monkeypatch.setattr("octavo.async_llm.EXECUTOR", "fake_engine:create")
     run(ASYNC, monkeypatch, str(write_model(tmp_path / "model")))
     assert sorted(capsys.readouterr().out[:10]) == sorted("abcde" * 2)

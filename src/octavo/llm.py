@@ -74,7 +74,7 @@ class LLM:
                 raise ConfigError("scheduling_policy is vLLM's name of scheduler; give one of them")
             scheduler = str(named)
         name = scheduler if isinstance(scheduler, str) else "custom"
-        config = EngineConfig.from_options({"model": model, "scheduler": name, **options})
+        config = EngineConfig(model=model, scheduler=name, **options)
         policy = create_policy(scheduler)
         check_options(config)
         with progress.shown(config.load_progress):
