@@ -55,8 +55,9 @@ def _demo(args: argparse.Namespace) -> int:
     }
     print("\n" + table(("", *results), _lines(results)) + "\n")
     ours, theirs = results.values()
+    saved = 1 - ours["latency_mean_s"] / theirs["latency_mean_s"]
     print(f"Octavo is {ours['tokens_per_s'] / theirs['tokens_per_s']:.1f} times as fast, and the "
-          f"mean latency is {1 - ours['latency_mean_s'] / theirs['latency_mean_s']:.0%} lower."
+          f"mean latency is {abs(saved):.0%} {'lower' if saved >= 0 else 'higher'}."
           )  # fmt: skip
     values = row("demo", octavo=ours, static=theirs, batch=args.batch)
     if args.save:

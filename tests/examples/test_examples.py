@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripts.docs import ROOT
@@ -82,10 +83,17 @@ def test_streaming_leaves_nothing_running(fake: Run) -> None:
     assert "[stopped; 0 requests are running]" in printed
 
 
+class UnhurriedLLM(AsyncLLM):
+    """Its engine takes its time for a token, so that a reader on a busy machine keeps up."""
+
+    def generate(self, prompt: str, *args: Any, **options: Any) -> Any:
+        return super().generate(f"!slow {prompt}", *args, **options)
+
+
 def test_async_engine(run: Run, scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(model: str) -> AsyncLLM:
         config = EngineConfig(model=model, swap_space=0, max_model_len=2048)
-        return AsyncLLM.over(config, "fake_engine:create")
+        return UnhurriedLLM.over(config, "fake_engine:create")
 
     monkeypatch.setattr("octavo.AsyncLLM", make, raising=False)
     *lines, last = sorted(run("async_engine", "--model", str(scripted)).splitlines())
