@@ -95,7 +95,7 @@ def add_engine_flags(
     group = parser.add_argument_group("engine")
     group.add_argument("--model", action=_Model, default=model, metavar="MODEL",
                        help="the same as the first argument")  # fmt: skip
-    group.add_argument("--model-of-file", dest="model", type=_OfFile, default=argparse.SUPPRESS,
+    group.add_argument("--model-of-file", dest="model", type=_of_file, default=argparse.SUPPRESS,
                        help=argparse.SUPPRESS)  # fmt: skip
     add_config_flag(group)
     add_flags(group, EngineConfig, skip=("model", *skip))
@@ -104,6 +104,11 @@ def add_engine_flags(
 
 class _OfFile(str):
     """A model that a file of flags names: the command line may name another."""
+
+
+def _of_file(name: str) -> str:
+    """argparse passes the default of the argument here too: one of a type of its own keeps it."""
+    return _OfFile(name) if type(name) is str else name
 
 
 class _Model(argparse.Action):
