@@ -131,6 +131,18 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines()]
 
 
+def test_no_source_is_ignored_by_git() -> None:
+    """A folder of the name of a build product would be missing from every clone."""
+    paths = "\n".join(str(path) for path in sorted(SOURCE.rglob("*.py")))
+    found = subprocess.run(
+        ["git", "check-ignore", "--no-index", "--stdin"],
+        cwd=ROOT, input=paths, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if found.returncode == 128:
+        pytest.skip("not a git work tree")
+    assert found.stdout == ""
+
+
 # Written in halves, so that this file does not find itself.
 _FORBIDDEN = re.compile(
     "|".join(
