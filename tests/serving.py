@@ -113,7 +113,7 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        return self.service.client._process.pid
+        return self.service.client.links[0].process.pid
 
     def ids(self, *texts: str) -> list[int]:
         return ids(self.folder, *texts)

@@ -20,7 +20,7 @@ from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestErro
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import RequestOutputKind
 from octavo.schedulers import FIFOScheduler
-from serving import PYTHONPATH, write_model
+from serving import PYTHONPATH, wait_until, write_model
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 LONG = PARAMS.with_(max_tokens=400, output_kind=RequestOutputKind.DELTA)
@@ -281,14 +281,14 @@ def test_death_reaches_every_generator_and_every_later_call(short_lived, order):
 
 def test_after_shutdown_it_says_so_and_the_process_is_gone(folder):
     engine = make(folder)
-    process = engine._host.client._process
+    process = engine._host.client.links[0].process
 
     async def body():
         pending = engine.generate(SLOW, LONG)
         await anext(pending)
         async with engine as entered:
             assert entered is engine
-        assert process.poll() == 0
+        assert process.exit_code == 0
         with pytest.raises(EngineDeadError, match="shutdown"):
             await outputs(pending)
         for use in (
@@ -314,10 +314,10 @@ def test_after_shutdown_it_says_so_and_the_process_is_gone(folder):
 
 def test_the_collector_ends_a_forgotten_engine(folder):
     engine = make(folder)
-    process = engine._host.client._process
+    process = engine._host.client.links[0].process
     del engine
     gc.collect()
-    assert process.wait(10) == 0
+    wait_until(lambda: process.exit_code == 0)
 
 
 def test_two_engines_in_one_process(engine, short_lived):
@@ -385,7 +385,7 @@ import asyncio
 from octavo import AsyncLLM, SamplingParams
 from octavo.config import EngineConfig
 engine = AsyncLLM.over(EngineConfig(model={folder!r}, swap_space=0), "fake_engine:create")
-print(engine._host.client._process.pid, flush=True)
+print(engine._host.client.links[0].process.pid, flush=True)
 async def main():
     async for output in engine.generate("hi", SamplingParams(max_tokens=4), "a"):
         pass

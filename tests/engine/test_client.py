@@ -14,7 +14,7 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.submission import Submission
-from octavo.engine import client as module
+from octavo.engine import launcher, link
 from octavo.engine.client import Batch, EngineClient, merge
 from octavo.errors import ConfigError, EngineDeadError, EngineError, QueueFullError, RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -162,7 +162,7 @@ def test_what_the_engine_refuses_is_reported(folder):
     async def body(client):
         same = request(client, SLOW)
         await client.submit([same])
-        client._batches.clear()  # what the engine still has, and would refuse a second time
+        client._requests.clear()  # what the engine still has, and would refuse a second time
         client._outputs.abort(same.request_id)
         with pytest.raises(RequestError, match="in flight") as caught:
             await client.submit([request(client, [99]), same])
@@ -212,17 +212,17 @@ def test_srv_06_death_reaches_every_batch_and_every_later_call(folder, order):
 
 
 def test_srv_06_silence_fails_what_waits(folder, monkeypatch):
-    monkeypatch.setattr(module, "FREEZE_SECONDS", 1.0)
+    monkeypatch.setattr(link, "FREEZE_SECONDS", 1.0)
 
     async def body(client):
         batch = await client.submit([request(client, SLOW, PARAMS.with_(max_tokens=400))])
         await anext(batch)
-        os.kill(client._process.pid, signal.SIGSTOP)
+        os.kill(client.links[0].process.pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="silent"):
             await texts(batch)
         with pytest.raises(EngineError, match="silent"):
             await client.submit([request(client, [99])])
-        os.kill(client._process.pid, signal.SIGCONT)
+        os.kill(client.links[0].process.pid, signal.SIGCONT)
         while client.unhealthy_reason:
             await asyncio.sleep(0.01)
         assert await texts(await client.submit([request(client, [99])])) == {(0, 0): "abcdefgh"}
@@ -250,8 +250,8 @@ def test_a_tokenizer_that_fails_ends_the_process(folder):
 
         with pytest.raises(ConfigError, match="no tokenizer"):
             await client.start(fails)
-        assert client._process.poll() is not None
-        assert not os.path.exists(client._folder)
+        assert client.links[0].process.exit_code is not None
+        assert not os.path.exists(client.links[0].launcher.folder)
 
     asyncio.run(main())
 
@@ -260,8 +260,8 @@ def test_closing_ends_the_process_and_removes_its_folder(folder):
     async def main():
         async with started(folder) as client:
             pass
-        assert client._process.returncode == 0
-        assert not os.path.exists(client._folder)
+        assert client.links[0].process.exit_code == 0
+        assert not os.path.exists(client.links[0].launcher.folder)
 
     asyncio.run(main())
 
@@ -289,7 +289,7 @@ def sockets(tmp_path, monkeypatch):
     place = tmp_path / "s"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr(module, "_SHORT_FOLDERS", ())
+    monkeypatch.setattr(launcher, "_SHORT_FOLDERS", ())
     if len(str(place)) > 70:
         pytest.skip("pytest's own folder is too long for a socket's path")
     return place
@@ -306,14 +306,29 @@ async def fails(folder, kind):
 @pytest.mark.parametrize(
     ("place", "error", "kind", "says"),
     [
-        ("subprocess.Popen", OSError(24, "Too many open files"), EngineDeadError, "open files"),
-        ("threading.Thread.start", RuntimeError("can't start new thread"), RuntimeError, "thread"),
-        ("zmq.asyncio.Context.socket", zmq.ZMQError(24), EngineDeadError, "open files"),
-        ("zmq.asyncio.Context", zmq.ZMQError(24), EngineDeadError, "open files"),
-        ("tempfile.mkdtemp", OSError(28, "No space left on device"), ConfigError, "No space left"),
-        ("msgspec.json.encode", MemoryError("none"), MemoryError, "none"),
-        ("asyncio.create_task", KeyError("tasks"), KeyError, "tasks"),
-        ("OutputProcessor", ValueError("outputs"), ValueError, "outputs"),
+        (
+            "launcher.subprocess.Popen",
+            OSError(24, "Too many open files"),
+            EngineDeadError,
+            "open files",
+        ),
+        (
+            "launcher.threading.Thread.start",
+            RuntimeError("can't start new thread"),
+            RuntimeError,
+            "thread",
+        ),
+        ("link.zmq.asyncio.Context.socket", zmq.ZMQError(24), EngineDeadError, "open files"),
+        ("link.zmq.asyncio.Context", zmq.ZMQError(24), EngineDeadError, "open files"),
+        (
+            "launcher.tempfile.mkdtemp",
+            OSError(28, "No space left on device"),
+            ConfigError,
+            "No space left",
+        ),
+        ("launcher.msgspec.json.encode", MemoryError("none"), MemoryError, "none"),
+        ("link.asyncio.create_task", KeyError("tasks"), KeyError, "tasks"),
+        ("client.OutputProcessor", ValueError("outputs"), ValueError, "outputs"),
     ],
 )
 def test_whatever_step_of_a_start_fails_is_said_and_undone(
@@ -324,12 +339,12 @@ def test_whatever_step_of_a_start_fails_is_said_and_undone(
 
     async def main():
         with monkeypatch.context() as patch:
-            if place == "threading.Thread.start":
-                patch.setattr(module.threading, "Thread", failing(error))
-            elif place == "asyncio.create_task":
-                patch.setattr(EngineClient, "_receive", failing(error))
+            if place == "launcher.threading.Thread.start":
+                patch.setattr(launcher.threading, "Thread", failing(error))
+            elif place == "link.asyncio.create_task":
+                patch.setattr(link.EngineLink, "_receive", failing(error))
             else:
-                patch.setattr(f"octavo.engine.client.{place}", failing(error))
+                patch.setattr(f"octavo.engine.{place}", failing(error))
             return await fails(folder, kind)
 
     assert says in str(asyncio.run(main()))
@@ -338,7 +353,7 @@ def test_whatever_step_of_a_start_fails_is_said_and_undone(
 
 def test_a_start_that_is_cancelled_ends_the_process_at_once(tmp_path, monkeypatch):
     """It reads no Stop while it loads: it is killed, not waited for."""
-    monkeypatch.setattr(module, "_EXIT_SECONDS", 60)
+    monkeypatch.setattr(link, "_EXIT_SECONDS", 60)
     slow = write_model(tmp_path / "slow", load_seconds=60)
 
     async def main():
@@ -349,7 +364,7 @@ def test_a_start_that_is_cancelled_ends_the_process_at_once(tmp_path, monkeypatc
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(starting, 20)
-        assert client._process.returncode == -signal.SIGKILL
+        assert client.links[0].process.exit_code == -signal.SIGKILL
 
     asyncio.run(main())
 
@@ -360,7 +375,7 @@ def test_what_closing_raises_does_not_hide_why_a_start_failed(folder, sockets, m
     async def main():
         client = EngineClient(EngineConfig(model=str(folder), swap_space=0), "fake_engine:create")
         monkeypatch.setattr(client, "close", failing(AttributeError("no attribute")))
-        monkeypatch.setattr(module.subprocess, "Popen", failing(OSError("first")))
+        monkeypatch.setattr(launcher.subprocess, "Popen", failing(OSError("first")))
         with pytest.raises(EngineDeadError, match="first"):
             await client.start(lambda: load_tokenizer(folder))
         monkeypatch.undo()
@@ -372,7 +387,7 @@ def test_what_closing_raises_does_not_hide_why_a_start_failed(folder, sockets, m
 
 
 def test_a_process_that_ends_at_once_is_said(folder, sockets, monkeypatch):
-    monkeypatch.setattr(module, "module_command", lambda name: ["false"])
+    monkeypatch.setattr(launcher, "module_command", lambda name: ["false"])
     error = asyncio.run(fails(folder, EngineDeadError))
     assert "exit code 1" in str(error)
     assert not list(sockets.iterdir())
@@ -384,7 +399,7 @@ def test_a_long_tmpdir_is_left_for_a_shorter_folder(folder, tmp_path, monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     run(folder, lambda client: asyncio.sleep(0))
     assert not list(long.iterdir())
-    monkeypatch.setattr(module, "_SHORT_FOLDERS", ("/nowhere",))
+    monkeypatch.setattr(launcher, "_SHORT_FOLDERS", ("/nowhere",))
     error = str(asyncio.run(fails(folder, ConfigError)))
     assert "set TMPDIR to a folder" in error
     assert "at most 84 bytes" in error
@@ -400,7 +415,7 @@ def test_the_longest_path_that_is_taken_works(folder, tmp_path, monkeypatch):
     place = tmp_path / ("x" * missing)
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr(module, "_SHORT_FOLDERS", ())
+    monkeypatch.setattr(launcher, "_SHORT_FOLDERS", ())
     run(folder, lambda client: asyncio.sleep(0))
 
 

@@ -63,6 +63,8 @@ TORCH_FREE_PARTS = (
 )
 TORCH_FREE_FILES = (
     "engine/client.py",
+    "engine/launcher.py",
+    "engine/link.py",
     "engine/messages.py",
     "engine/output.py",
     "engine/stats.py",

@@ -179,7 +179,7 @@ def test_srv_06_a_step_that_raises_reaches_everybody(make_server, monkeypatch):
 
 
 def test_srv_06_a_frozen_engine_fails_what_waits_and_may_wake_again(make_server, monkeypatch):
-    monkeypatch.setattr("octavo.engine.client.FREEZE_SECONDS", 1.0)
+    monkeypatch.setattr("octavo.engine.link.FREEZE_SECONDS", 1.0)
     server = make_server()
     clients = in_flight(server, 2)
     os.kill(server.engine_pid, signal.SIGSTOP)

@@ -199,8 +199,9 @@ def test_srv_01_many_streams_are_closed_and_none_stays(server):
 
 def test_srv_01_streams_that_end_by_themselves_are_not_aborted(server, monkeypatch):
     sent = []
-    real = server.service.client._send
-    monkeypatch.setattr(server.service.client, "_send", lambda c: (sent.append(c), real(c)))
+    link = server.service.client.links[0]
+    real = link.send
+    monkeypatch.setattr(link, "send", lambda c: (sent.append(c), real(c)))
     server.stream(server.say("AB"))
     server.complete(server.say("AB"))
     assert [type(c).__name__ for c in sent] == ["Add", "Add"]

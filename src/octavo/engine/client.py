@@ -1,84 +1,37 @@
 """The web process's side of the engine: submit, stream, abort, health.
 
-One task reads the engine's reports and turns them into text (`engine.output`); each batch of
+The reports of an engine process (`engine.link`) become text (`engine.output`) here; each batch of
 requests has one place for its deltas. Unread deltas are merged, so a slow reader's backlog is
 bounded by its own answer, and no other reader waits for it.
 
 When the engine dies, all batches in flight raise EngineDeadError, so does every later submit,
-and `died` is set. A process that has sent nothing for `FREEZE_SECONDS` (stopped, or swapped out)
-fails the requests in flight in the same way, until it sends again.
+and `died` is set. Silence (`engine.link`) fails the requests in flight in the same way, until the
+process sends again.
 """
 
 import asyncio
-import contextlib
 import itertools
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import zmq
-import zmq.asyncio
 
 from octavo.config import EngineConfig
 from octavo.core.submission import Submission
-from octavo.engine.messages import (
-    Abort,
-    Accepted,
-    Add,
-    Command,
-    Dead,
-    FinishChoice,
-    Launch,
-    PrefixCacheReset,
-    Ready,
-    Refused,
-    Report,
-    ResetPrefixCache,
-    Stats,
-    Step,
-    Stop,
-)
+from octavo.engine.launcher import Launcher, LocalLauncher
+from octavo.engine.link import EngineLink, RequestReport
+from octavo.engine.messages import Abort, Accepted, Add, FinishChoice, Refused, Stats, Step
 from octavo.engine.output import OutputProcessor
-from octavo.errors import (
-    ConfigError,
-    EngineDeadError,
-    EngineError,
-    OctavoError,
-    QueueFullError,
-    counted,
-)
-from octavo.log import environment_for_child, get_logger
+from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
+from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.processes import Owner, module_command
+from octavo.processes import Owner
 from octavo.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
 EXECUTOR = "octavo.engine.executor:create_executor"
-FREEZE_SECONDS = 5.0
-_TICK_SECONDS = 0.5
-_EXIT_SECONDS = 5.0
-_POLL_SECONDS = 0.01
-_FOLDER_PREFIX = "octavo-"
-_SOCKET_NAMES = ("inbox", "outbox")
-# Linux has 108 bytes for a socket's path and the zero behind it; mkdtemp adds 8 characters.
-_SOCKET_PATH_LIMIT = 107
-_SOCKET_NAME_BYTES = len(f"/{_FOLDER_PREFIX}12345678/{_SOCKET_NAMES[1]}")
-_START_DESCRIPTORS = 16  # of sockets, wake-up pipes and the process; the loop's own are open
-_SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
-_LAST_MESSAGE_SECONDS = 0.2
-_RECONNECT_MS = 10
-# Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
-# default, thirty times as many, keeps busy the core that this process needs between two steps.
-_SPIN_COUNT = "10000"
 
 
 class Batch:
@@ -166,27 +119,31 @@ def _append(old: CompletionOutput, new: CompletionOutput) -> None:
     old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
 
 
-class EngineClient:
-    """Starts an engine process and communicates with it, on one event loop."""
+@dataclass(slots=True)
+class InFlight:
+    """A request that has not ended: where its outputs go, and which engine computes it."""
 
-    def __init__(self, config: EngineConfig, executor: str = EXECUTOR) -> None:
+    submission: Submission
+    batch: Batch
+    link: EngineLink
+
+
+class EngineClient:
+    """The requests of one event loop, and the engine process that computes them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: str = EXECUTOR,
+        launcher: Callable[[], Launcher] = LocalLauncher,
+    ) -> None:
         self.config = config
         self.died = asyncio.Event()
         self.reason: str | None = None  # why the engine is dead
         self.on_stats: Callable[[Stats], None] = _ignore
-        self._launch_executor = executor
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        # Not `_ready.done()`: to cancel the start cancels the future too.
-        self._loaded = False
-        self._silent_ticks = 0
+        self.links = [EngineLink(config, executor, launcher(), self)]
         self._ids = itertools.count()
-        self._batches: dict[str, Batch] = {}
-        self._resets: deque[asyncio.Future[bool]] = deque()  # in the order of their answers
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Report)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        self._undo = contextlib.ExitStack()  # of what `start` has made so far
+        self._requests: dict[str, InFlight] = {}
         self._owner = Owner("this engine client")
 
     async def start(self, tokenizer: Callable[[], Tokenizer]) -> None:
@@ -195,60 +152,16 @@ class EngineClient:
         Raises ConfigError when the engine cannot start as asked, EngineDeadError otherwise.
         """
         try:
-            self._open()
+            for link in self.links:
+                await link.open()
             self.tokenizer = await asyncio.to_thread(tokenizer)
             self._outputs = OutputProcessor(self.tokenizer, time.time() - time.monotonic())
-            ready = await self._ready
-            self._loaded = True
+            self.capabilities = await self.links[0].loaded()
         except BaseException as error:
             await self._give_up()
             if isinstance(error, (OSError, zmq.ZMQError)):
                 raise EngineDeadError(f"it could not be started: {error}") from error
             raise
-        self.capabilities = ready.capabilities
-
-    def _open(self) -> None:
-        """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
-        check_descriptors()
-        self._folder = socket_folder()
-        self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self._context = zmq.asyncio.Context()
-        self._undo.callback(self._context.destroy, 0)
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        # The side that connects may send before the other one has bound, and nothing is lost: so
-        # each side binds the socket it reads.
-        self._inbox = plain.socket(zmq.PUSH)
-        self._undo.callback(self._inbox.close)
-        self._outbox = self._context.socket(zmq.PULL)
-        self._undo.callback(self._outbox.close)
-        for end in (self._inbox, self._outbox):
-            end.set_hwm(0)
-            end.setsockopt(zmq.LINGER, 0)
-        self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        addresses = [f"ipc://{self._folder}/{name}" for name in _SOCKET_NAMES]
-        self._inbox.connect(addresses[0])
-        self._outbox.bind(addresses[1])
-        self._spawn(Launch(self.config, addresses[0], addresses[1], self._launch_executor))
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
-
-    def _spawn(self, launch: Launch) -> None:
-        # Its standard input closes when this process ends, however it ends: the engine process
-        # then exits. In its own session it does not receive a terminal's Ctrl-C.
-        process = subprocess.Popen(
-            module_command("octavo.engine.process"),
-            stdin=subprocess.PIPE,
-            env=environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT),
-            start_new_session=True,
-        )
-        self._process = process
-        assert process.stdin is not None
-        self._undo.callback(_close_quietly, process.stdin)
-        loop = asyncio.get_running_loop()
-        args = (process, loop, self._exited)
-        threading.Thread(target=_wait_for, args=args, daemon=True).start()
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which `_exited` reports
-            process.stdin.write(msgspec.json.encode(launch) + b"\n")
-            process.stdin.flush()
 
     async def _give_up(self) -> None:
         """Undo a start that has failed; what goes wrong here must not hide why it failed."""
@@ -267,10 +180,10 @@ class EngineClient:
         """Raise QueueFullError unless `count` more requests fit, EngineDeadError if none can."""
         self._check_alive()
         limit = self.config.max_num_seqs + self.config.waiting_limit
-        if len(self._batches) + count > limit:
+        if len(self._requests) + count > limit:
             raise QueueFullError(
-                f"{counted(len(self._batches), 'request')} in flight and {count} more would exceed "
-                f"the limit of {limit} (max_num_seqs + max_waiting); try again later"
+                f"{counted(len(self._requests), 'request')} in flight and {count} more would "
+                f"exceed the limit of {limit} (max_num_seqs + max_waiting); try again later"
             )
 
     async def submit(self, submissions: Sequence[Submission]) -> Batch:
@@ -284,8 +197,9 @@ class EngineClient:
         for submission in submissions:
             arrival = submission.arrival_time
             self._outputs.add(submission, None, time.monotonic() if arrival is None else arrival)
-            self._batches[submission.request_id] = batch
-            self._send(Add(submission))
+            request = InFlight(submission, batch, self.links[0])
+            self._requests[submission.request_id] = request
+            request.link.send(Add(submission))
         try:
             await batch.accepted()
         except BaseException:
@@ -297,54 +211,37 @@ class EngineClient:
         """Abort those of the requests that are still in flight."""
         if not self._owner.is_here():
             return
-        known = [i for i in request_ids if self._batches.pop(i, None)]
-        for request_id in known:
-            self._outputs.abort(request_id)
-        if known and self.reason is None:
-            self._send(Abort(known))
+        known = [found for i in request_ids if (found := self._requests.pop(i, None))]
+        for request in known:
+            self._outputs.abort(request.submission.request_id)
+        self._send_aborts(known)
 
     def finish(self, request_ids: Sequence[str]) -> None:
         """As `abort`, but their batches get what there is, with the finish reason `abort`."""
         for request_id in request_ids:
-            if batch := self._batches.pop(request_id, None):
+            if request := self._requests.pop(request_id, None):
                 if output := self._outputs.abort(request_id, time.monotonic()):
-                    batch.put(output)
-                batch.accept(request_id)
-                if self.reason is None:
-                    self._send(Abort([request_id]))
+                    request.batch.put(output)
+                request.batch.accept(request_id)
+                self._send_aborts([request])
 
     async def reset_prefix_cache(self) -> bool:
         """Drop the cached prefixes. False if running requests still hold some."""
         self._check_alive()
-        done = asyncio.get_running_loop().create_future()
-        self._resets.append(done)
-        self._send(ResetPrefixCache())
-        dropped: bool = await done
-        return dropped
+        return all(await asyncio.gather(*(link.reset_prefix_cache() for link in self.links)))
 
     @property
     def in_flight(self) -> int:
-        return len(self._batches)
+        return len(self._requests)
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why the engine answers nothing at the moment; None when it is healthy."""
-        if self.reason is not None:
-            return self.reason
-        if not self._ready.done():
-            return "the model is being loaded"
-        if self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS:
-            return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
-        return None
+        """Why nothing is answered at the moment; None when the engine is healthy."""
+        return self.reason or self.links[0].unhealthy_reason
 
     def fail_all(self, error: Exception) -> None:
         """End everything in flight with `error`."""
-        batches, self._batches = dict(self._batches), {}
-        for request_id, batch in batches.items():
-            self._outputs.abort(request_id)
-            batch.fail(error)
-        if batches and self.reason is None:
-            self._send(Abort(list(batches)))
+        self._fail(list(self._requests.values()), error)
 
     async def close(self) -> None:
         """Stop the process and wait for its end; kill it if it does not exit in time.
@@ -353,29 +250,8 @@ class EngineClient:
         """
         if not self._owner.is_here():
             return
-        with self._undo:
-            if self._process is not None:
-                await self._stop(self._process)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            if not self._ready.cancel() and not self._ready.cancelled():
-                self._ready.exception()  # read, or asyncio logs that it never was
-
-    async def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        try:
-            if not self._loaded:
-                process.kill()  # it reads its inbox only once the model is loaded
-                process.wait()
-            if self.reason is None:
-                self._send(Stop())
-                self._mark_dead(EngineDeadError("shutdown requested"))
-            if not await _ends_within(process, _EXIT_SECONDS):
-                logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()  # not in a thread, of which there may be no more; takes no time
+        for link in self.links:
+            await link.close()
 
     def _check_alive(self) -> None:
         if not self._owner.is_here():
@@ -385,149 +261,67 @@ class EngineClient:
         if (reason := self.unhealthy_reason) is not None:
             raise EngineError(reason)
 
-    def _send(self, command: Command) -> None:
-        self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+    def _fail(self, requests: Sequence[InFlight], error: Exception) -> None:
+        for request in requests:
+            del self._requests[request.submission.request_id]
+        for request in requests:
+            self._outputs.abort(request.submission.request_id)
+            request.batch.fail(error)
+        self._send_aborts(requests)
 
-    # Reports.
+    def _send_aborts(self, requests: Sequence[InFlight]) -> None:
+        """Tell the engines that compute these requests to stop; the dead ones have."""
+        for link in self.links:
+            ids = [one.submission.request_id for one in requests if one.link is link]
+            if ids and link.reason is None:
+                link.send(Abort(ids))
 
-    async def _receive(self) -> None:
-        while True:
-            report = self._decoder.decode(await self._outbox.recv())
-            self._silent_ticks = 0
-            self._handle(report)
-            await asyncio.sleep(0)  # a message that is there already does not yield
+    # Reports of a link.
 
-    def _handle(self, report: Report) -> None:
+    def received(self, link: EngineLink, report: RequestReport) -> None:
         if isinstance(report, Step):
-            self._step(report)
+            self._step(link, report)
         elif isinstance(report, Stats):
             self.on_stats(report)
         elif isinstance(report, Refused):
-            if batch := self._batches.pop(report.request_id, None):
+            if request := self._of(link, report.request_id):
+                del self._requests[report.request_id]
                 self._outputs.abort(report.request_id)
-                batch.fail(report.fault.error())
+                request.batch.fail(report.fault.error())
         elif isinstance(report, Accepted):
             for request_id in report.request_ids:
-                if batch := self._batches.get(request_id):
-                    batch.accept(request_id)
-        elif isinstance(report, PrefixCacheReset):
-            if not (done := self._resets.popleft()).done():
-                done.set_result(report.dropped)
-        elif isinstance(report, Ready):
-            self._ready.set_result(report)
-        elif isinstance(report, Dead):
-            self._mark_dead(report.fault.error())
+                if request := self._of(link, request_id):
+                    request.batch.accept(request_id)
 
-    def _step(self, step: Step) -> None:
-        # Without the updates of requests that were aborted meanwhile.
-        updates = [u for u in step.updates if u.request_id in self._batches]
-        outputs, stops = self._outputs.process(updates, time.monotonic())
-        for request_id, index in stops:
-            self._send(FinishChoice(request_id, index))
-        for output in outputs:
-            batch = self._batches[output.request_id]
-            if output.finished:
-                del self._batches[output.request_id]
-            batch.put(output)
-
-    # Life and death.
-
-    async def _watch(self) -> None:
-        """Count ticks without a message; ticks, not time: our own pauses must not count."""
-        await asyncio.shield(self._ready)
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            self._silent_ticks += 1
-            if self._batches and (reason := self.unhealthy_reason):
-                logger.error("%s; requests in flight fail", reason)
-                self.fail_all(EngineError(reason))
-
-    def _exited(self, code: int) -> None:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        # Its own Dead message, if it sent one, is on the way and says more.
-        error = EngineDeadError(f"its process ended with {how}")
-        loop = asyncio.get_running_loop()
-        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, error)
-
-    def _mark_dead(self, error: OctavoError) -> None:
-        if self.reason is not None:
-            return
-        self.reason = error.reason if isinstance(error, EngineDeadError) else str(error)
-        if not self._ready.done():
-            self._ready.set_exception(error)
-        self.fail_all(EngineDeadError(self.reason))
-        for done in self._resets:
-            if not done.done():
-                done.set_exception(EngineDeadError(self.reason))
+    def link_died(self, link: EngineLink, error: OctavoError) -> None:
+        self.reason = link.reason
+        self._fail(self._computed_by(link), EngineDeadError(link.reason or str(error)))
         self.died.set()
 
+    def link_silent(self, link: EngineLink, reason: str) -> None:
+        if requests := self._computed_by(link):
+            logger.error("%s; requests in flight fail", reason)
+            self._fail(requests, EngineError(reason))
 
-async def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Whether it ends in time. Not by `to_thread`: there are none while the interpreter exits."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        await asyncio.sleep(_POLL_SECONDS)
-    return process.poll() is not None
+    def _of(self, link: EngineLink, request_id: str) -> InFlight | None:
+        """The request, if it is in flight and computed by this link's engine."""
+        request = self._requests.get(request_id)
+        return request if request is not None and request.link is link else None
 
+    def _computed_by(self, link: EngineLink) -> list[InFlight]:
+        return [request for request in self._requests.values() if request.link is link]
 
-def check_descriptors() -> None:
-    """Raise ConfigError unless the descriptors of a start are free; libzmq would end this process.
-
-    See src/epoll.cpp there: errno_assert.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            for _ in range(_START_DESCRIPTORS):
-                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            raise ConfigError(
-                f"the engine cannot be started: {error.strerror}; it needs {_START_DESCRIPTORS} "
-                "more file descriptors than are open now, and each client needs one: raise the "
-                "limit (ulimit -n)"
-            ) from error
-
-
-def socket_folder() -> str:
-    """A new folder for the sockets, which only its owner may enter.
-
-    In TMPDIR, or in another folder where the names would be too long there. Raises ConfigError.
-    """
-    tried = []
-    for parent in _socket_parents():
-        length = len(os.fsencode(parent)) + _SOCKET_NAME_BYTES
-        if length > _SOCKET_PATH_LIMIT:
-            tried.append(f"{parent} (a socket's path would have {length} bytes)")
-            continue
-        try:
-            return tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
-        except OSError as error:
-            tried.append(f"{parent} ({error.strerror or error})")
-    raise ConfigError(
-        "there is no folder for the sockets between server and engine: set TMPDIR to a folder that "
-        f"can be written and whose path has at most {_SOCKET_PATH_LIMIT - _SOCKET_NAME_BYTES} "
-        f"bytes; tried: {', '.join(tried)}"
-    )
-
-
-def _socket_parents() -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):  # no folder that Python knows can be written
-        yield tempfile.gettempdir()
-    yield from _SHORT_FOLDERS
-
-
-def _close_quietly(stream: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # unsent bytes of a process that has ended
-        stream.close()
-
-
-def _wait_for(
-    process: "subprocess.Popen[bytes]",
-    loop: asyncio.AbstractEventLoop,
-    exited: Callable[[int], None],
-) -> None:
-    code = process.wait()
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(exited, code)
+    def _step(self, link: EngineLink, step: Step) -> None:
+        # Without the updates of requests that were aborted meanwhile.
+        updates = [u for u in step.updates if self._of(link, u.request_id)]
+        outputs, stops = self._outputs.process(updates, time.monotonic())
+        for request_id, index in stops:
+            link.send(FinishChoice(request_id, index))
+        for output in outputs:
+            batch = self._requests[output.request_id].batch
+            if output.finished:
+                del self._requests[output.request_id]
+            batch.put(output)
 
 
 def _ignore(stats: Stats) -> None:

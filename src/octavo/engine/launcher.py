@@ -1,0 +1,184 @@
+"""Where an engine process runs: starts it there, and gives its sockets their addresses.
+
+`LocalLauncher` starts a child of this process and talks to it over sockets in a folder that only
+this user may enter. What is sent over the sockets, and what an end means, is `engine.link`.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, NamedTuple, Protocol
+
+import msgspec
+import zmq
+
+from octavo.engine.messages import Launch
+from octavo.errors import ConfigError
+from octavo.log import environment_for_child
+from octavo.processes import module_command
+
+_FOLDER_PREFIX = "octavo-"
+_SOCKET_NAMES = ("inbox", "outbox")
+# Linux has 108 bytes for a socket's path and the zero behind it; mkdtemp adds 8 characters.
+_SOCKET_PATH_LIMIT = 107
+_SOCKET_NAME_BYTES = len(f"/{_FOLDER_PREFIX}12345678/{_SOCKET_NAMES[1]}")
+_SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
+# Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
+# default, thirty times as many, keeps busy the core that this process needs between two steps.
+_SPIN_COUNT = "10000"
+
+Exited = Callable[[int], None]
+AnySocket = zmq.Socket[bytes]
+
+
+class Addresses(NamedTuple):
+    """ZeroMQ addresses as the engine process uses them: of its commands and of its reports."""
+
+    inbox: str
+    outbox: str
+
+
+class EngineProcess(Protocol):
+    """An engine process that was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -n if signal n ended it."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once and wait for its end. Does nothing if it has ended."""
+        ...
+
+
+class Launcher(Protocol):
+    """The place of one engine process. In order: `connect`, `start`, `close`; any may be last."""
+
+    def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
+        """Bind or connect this side's ends: `inbox` sends commands, `outbox` receives reports.
+
+        Raises ConfigError, OSError or ZMQError.
+        """
+        ...
+
+    async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
+        """Start the process. `exited` is called on the running loop with its exit code.
+
+        Leaves no process behind when it raises (OSError, or an OctavoError that says more).
+        """
+        ...
+
+    def close(self) -> None:
+        """Undo what `connect` and `start` have made. The process has ended."""
+        ...
+
+
+class LocalLauncher:
+    """A child of this process, and sockets in a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self._undo = contextlib.ExitStack()
+
+    def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
+        # The side that connects may send before the other one has bound, and nothing is lost: so
+        # each side binds the socket it reads.
+        folder = self.folder = socket_folder()
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        addresses = Addresses(*(f"ipc://{folder}/{name}" for name in _SOCKET_NAMES))
+        inbox.connect(addresses.inbox)
+        outbox.bind(addresses.outbox)
+        return addresses
+
+    async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
+        # Its standard input closes when this process ends, however it ends: the engine process
+        # then exits. In its own session it does not receive a terminal's Ctrl-C.
+        process = subprocess.Popen(
+            module_command("octavo.engine.process"),
+            stdin=subprocess.PIPE,
+            env=environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT),
+            start_new_session=True,
+        )
+        started = _LocalProcess(process)
+        try:
+            assert process.stdin is not None
+            self._undo.callback(_close_quietly, process.stdin)
+            args = (process, asyncio.get_running_loop(), exited)
+            threading.Thread(target=_wait_for, args=args, daemon=True).start()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which `exited` reports
+                process.stdin.write(msgspec.json.encode(launch) + b"\n")
+                process.stdin.flush()
+        except BaseException:
+            started.kill()
+            raise
+        return started
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+class _LocalProcess:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()  # not in a thread, of which there may be no more; takes no time
+
+
+def socket_folder() -> str:
+    """A new folder for the sockets, which only its owner may enter.
+
+    In TMPDIR, or in another folder where the names would be too long there. Raises ConfigError.
+    """
+    tried = []
+    for parent in _socket_parents():
+        length = len(os.fsencode(parent)) + _SOCKET_NAME_BYTES
+        if length > _SOCKET_PATH_LIMIT:
+            tried.append(f"{parent} (a socket's path would have {length} bytes)")
+            continue
+        try:
+            return tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
+        except OSError as error:
+            tried.append(f"{parent} ({error.strerror or error})")
+    raise ConfigError(
+        "there is no folder for the sockets between server and engine: set TMPDIR to a folder that "
+        f"can be written and whose path has at most {_SOCKET_PATH_LIMIT - _SOCKET_NAME_BYTES} "
+        f"bytes; tried: {', '.join(tried)}"
+    )
+
+
+def _socket_parents() -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError):  # no folder that Python knows can be written
+        yield tempfile.gettempdir()
+    yield from _SHORT_FOLDERS
+
+
+def _close_quietly(stream: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # unsent bytes of a process that has ended
+        stream.close()
+
+
+def _wait_for(
+    process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: Exited
+) -> None:
+    code = process.wait()
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(exited, code)

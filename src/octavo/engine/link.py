@@ -1,0 +1,232 @@
+"""One engine process as the web process sees it: its sockets, start, reports, silence, death.
+
+A link passes reports on to its owner and knows no request. What a report means to a request, and
+what becomes of the requests of an engine that has died, is `engine.client`.
+
+A process that has sent nothing for `FREEZE_SECONDS` (stopped, or swapped out) is silent until it
+sends again.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from octavo.config import EngineConfig
+from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.launcher import EngineProcess, Launcher
+from octavo.engine.messages import (
+    Accepted,
+    Beat,
+    Command,
+    Dead,
+    Launch,
+    PrefixCacheReset,
+    Ready,
+    Refused,
+    Report,
+    ResetPrefixCache,
+    Stats,
+    Step,
+    Stop,
+)
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
+from octavo.log import get_logger
+
+logger = get_logger(__name__)
+
+FREEZE_SECONDS = 5.0
+_TICK_SECONDS = 0.5
+_EXIT_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_START_DESCRIPTORS = 16  # of sockets, wake-up pipes and the process; the loop's own are open
+_LAST_MESSAGE_SECONDS = 0.2
+_RECONNECT_MS = 10
+
+RequestReport = Accepted | Refused | Step | Stats
+
+
+class LinkOwner(Protocol):
+    """Who is told what comes over a link."""
+
+    def received(self, link: "EngineLink", report: RequestReport) -> None:
+        """A report about requests, or statistics."""
+        ...
+
+    def link_died(self, link: "EngineLink", error: OctavoError) -> None:
+        """The engine is dead, once; `link.reason` says why. `error` is of the kind it sent."""
+        ...
+
+    def link_silent(self, link: "EngineLink", reason: str) -> None:
+        """Nothing has come for too long; repeated until something comes."""
+        ...
+
+
+class EngineLink:
+    """Starts an engine process by `launcher` and communicates with it, on one event loop."""
+
+    def __init__(
+        self, config: EngineConfig, executor: str, launcher: Launcher, owner: LinkOwner
+    ) -> None:
+        self.config = config
+        self.reason: str | None = None  # why the engine is dead
+        self.process: EngineProcess | None = None
+        self.capabilities: EngineCapabilities | None = None  # once it is loaded
+        self.launcher = launcher
+        self._executor = executor
+        self._owner = owner
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._silent_ticks = 0
+        self._resets: deque[asyncio.Future[bool]] = deque()  # in the order of their answers
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Report)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._undo = contextlib.ExitStack()  # of what `open` has made so far
+
+    async def open(self) -> None:
+        """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
+        check_descriptors()
+        self._undo.callback(self.launcher.close)
+        context = zmq.asyncio.Context()
+        self._undo.callback(context.destroy, 0)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+        self._inbox = plain.socket(zmq.PUSH)
+        self._undo.callback(self._inbox.close)
+        self._outbox = context.socket(zmq.PULL)
+        self._undo.callback(self._outbox.close)
+        for end in (self._inbox, self._outbox):
+            end.set_hwm(0)
+            end.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        addresses = self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
+        launch = Launch(self.config, addresses.inbox, addresses.outbox, self._executor)
+        self.process = await self.launcher.start(launch, self._exited)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+
+    async def loaded(self) -> EngineCapabilities:
+        """Wait until the model is loaded. Raises what the engine could not start with."""
+        self.capabilities = (await self._ready).capabilities
+        return self.capabilities
+
+    def send(self, command: Command) -> None:
+        self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    def reset_prefix_cache(self) -> "asyncio.Future[bool]":
+        """Drop the cached prefixes. The answer: False if running requests still hold some."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        self.send(ResetPrefixCache())
+        return done
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why the engine answers nothing at the moment; None when it is healthy."""
+        if self.reason is not None:
+            return self.reason
+        if not self._ready.done():
+            return "the model is being loaded"
+        if self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS:
+            return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
+        return None
+
+    async def close(self) -> None:
+        """Stop the process and wait for its end; kill it if it does not exit in time."""
+        with self._undo:
+            if self.process is not None:
+                await self._stop(self.process)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if not self._ready.cancel() and not self._ready.cancelled():
+                self._ready.exception()  # read, or asyncio logs that it never was
+
+    async def _stop(self, process: EngineProcess) -> None:
+        try:
+            if self.capabilities is None:
+                process.kill()  # it reads its inbox only once the model is loaded
+            if self.reason is None:
+                self.send(Stop())
+                self._mark_dead(EngineDeadError("shutdown requested"))
+            if not await _ends_within(process, _EXIT_SECONDS):
+                logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
+        finally:
+            process.kill()
+
+    async def _receive(self) -> None:
+        while True:
+            report = self._decoder.decode(await self._outbox.recv())
+            self._silent_ticks = 0
+            self._handle(report)
+            await asyncio.sleep(0)  # a message that is there already does not yield
+
+    def _handle(self, report: Report) -> None:
+        if isinstance(report, Beat):
+            return
+        if isinstance(report, PrefixCacheReset):
+            if not (done := self._resets.popleft()).done():
+                done.set_result(report.dropped)
+        elif isinstance(report, Ready):
+            self._ready.set_result(report)
+        elif isinstance(report, Dead):
+            self._mark_dead(report.fault.error())
+        else:
+            self._owner.received(self, report)
+
+    async def _watch(self) -> None:
+        """Count ticks without a message; ticks, not time: our own pauses must not count."""
+        await asyncio.shield(self._ready)
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._silent_ticks += 1
+            if reason := self.unhealthy_reason:
+                self._owner.link_silent(self, reason)
+
+    def _exited(self, code: int) -> None:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        # Its own Dead message, if it sent one, is on the way and says more.
+        error = EngineDeadError(f"its process ended with {how}")
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, error)
+
+    def _mark_dead(self, error: OctavoError) -> None:
+        if self.reason is not None:
+            return
+        self.reason = error.reason if isinstance(error, EngineDeadError) else str(error)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        for done in self._resets:
+            if not done.done():
+                done.set_exception(EngineDeadError(self.reason))
+        self._owner.link_died(self, error)
+
+
+async def _ends_within(process: EngineProcess, seconds: float) -> bool:
+    """Whether it ends in time. Not by `to_thread`: there are none while the interpreter exits."""
+    deadline = time.monotonic() + seconds
+    while process.exit_code is None and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_SECONDS)
+    return process.exit_code is not None
+
+
+def check_descriptors() -> None:
+    """Raise ConfigError unless the descriptors of a start are free; libzmq would end this process.
+
+    See src/epoll.cpp there: errno_assert.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            for _ in range(_START_DESCRIPTORS):
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise ConfigError(
+                f"the engine cannot be started: {error.strerror}; it needs {_START_DESCRIPTORS} "
+                "more file descriptors than are open now, and each client needs one: raise the "
+                "limit (ulimit -n)"
+            ) from error
