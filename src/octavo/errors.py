@@ -10,6 +10,7 @@
     |   |-- CheckpointError                   weights or their description are broken or unknown
     |   `-- NotEnoughMemoryError              too little for the weights or for one KV block
     `-- EngineError (RuntimeError)            our fault
+        |-- PeerLostError                     another rank of the engine has ended
         `-- EngineDeadError                   the engine has stopped; `reason` says why
 
 A caller's or operator's error is raised before any work is done and says three things: the
@@ -79,6 +80,10 @@ class EngineError(OctavoError, RuntimeError):
     """Something failed inside the engine."""
 
 
+class PeerLostError(EngineError):
+    """An operation of a tensor-parallel group has no result: one of its ranks has ended."""
+
+
 class EngineDeadError(EngineError):
     """The engine has stopped and answers nothing more."""
 
@@ -105,6 +110,7 @@ ERROR_KINDS: Mapping[str, type[OctavoError]] = {
         CheckpointError,
         NotEnoughMemoryError,
         EngineError,
+        PeerLostError,
         EngineDeadError,
     )
 }

@@ -14,15 +14,25 @@ import torch
 class Group(Protocol):
     """The ranks of one engine, as one of them sees it.
 
-    rank: this one's, from 0; size: how many there are. After a rank has died, or stopped, an
-    operation raises EngineError or waits; the executor ends the processes that wait.
+    rank: this one's, from 0; size: how many there are. An operation whose peer has ended raises
+    PeerLostError; one whose peer hangs waits until the executor, which watches all ranks, ends that
+    peer or calls `abort`. kind: what it communicates by, such as "gloo".
     """
+
+    @property
+    def kind(self) -> str: ...
 
     @property
     def rank(self) -> int: ...
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def operations(self) -> int:
+        """How many operations this rank has begun, as another thread may see it: a rank that
+        has begun fewer than the others is the one that they wait for."""
+        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of `x` over the ranks, as `sum_in_rank_order` gives it; x is contiguous.
@@ -44,6 +54,10 @@ class Group(Protocol):
         """The least `value` of all ranks."""
         ...
 
+    def abort(self) -> None:
+        """Let an operation that waits raise PeerLostError. Called from another thread."""
+        ...
+
     def close(self) -> None:
         """Release connections and memory; the group cannot be used afterwards. May be repeated."""
         ...
@@ -55,6 +69,8 @@ class Single:
 
     rank: int = 0
     size: int = 1
+    kind: str = "none"
+    operations: int = 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -67,6 +83,9 @@ class Single:
 
     def min(self, value: int) -> int:
         return value
+
+    def abort(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
