@@ -60,7 +60,7 @@ REPORTS = [
     Step([UPDATE, Update("b", 0)]),
     messages.Refused("a", Fault("ContextLengthError", "no", "prompt")),
     messages.Stats(SNAPSHOT, Observations(ttft=[0.5], step_tokens=[3])),
-    Beat(),
+    Beat(12.5),
     Dead(Fault("ConfigError", "it broke")),
 ]
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -32,7 +33,7 @@ _SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 # default, thirty times as many, keeps busy the core that this process needs between two steps.
 _SPIN_COUNT = "10000"
 
-Exited = Callable[[int], None]
+Exited = Callable[[str], None]
 AnySocket = zmq.Socket[bytes]
 
 
@@ -51,18 +52,24 @@ class EngineProcess(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; -n if signal n ended it."""
+        """None while it runs; -n if signal n ended it, or its machine."""
         ...
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End it at once and wait for its end. Does nothing if it has ended."""
         ...
 
 
 class Launcher(Protocol):
-    """The place of one engine process. In order: `connect`, `start`, `close`; any may be last."""
+    """The place of one engine process. In order: `connect`, `start`, `close`; any may be last.
 
-    def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
+    remote: whether that may be another machine. Its clock is another one then, and if nothing
+    comes from there, it is lost.
+    """
+
+    remote: bool
+
+    async def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
         """Bind or connect this side's ends: `inbox` sends commands, `outbox` receives reports.
 
         Raises ConfigError, OSError or ZMQError.
@@ -70,25 +77,30 @@ class Launcher(Protocol):
         ...
 
     async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
-        """Start the process. `exited` is called on the running loop with its exit code.
+        """Start the process. `exited` is called on the running loop, and told how it ended.
 
         Leaves no process behind when it raises (OSError, or an OctavoError that says more).
         """
         ...
 
     def close(self) -> None:
-        """Undo what `connect` and `start` have made. The process has ended."""
+        """Undo what `connect` and `start` have made. The process has ended, the sockets are closed.
+
+        Their context is not: it is ended after this.
+        """
         ...
 
 
 class LocalLauncher:
     """A child of this process, and sockets in a folder of its own."""
 
+    remote = False
+
     def __init__(self) -> None:
         self.folder: str | None = None
         self._undo = contextlib.ExitStack()
 
-    def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
+    async def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
         # The side that connects may send before the other one has bound, and nothing is lost: so
         # each side binds the socket it reads.
         folder = self.folder = socket_folder()
@@ -117,7 +129,7 @@ class LocalLauncher:
                 process.stdin.write(msgspec.json.encode(launch) + b"\n")
                 process.stdin.flush()
         except BaseException:
-            started.kill()
+            started.end()
             raise
         return started
 
@@ -137,7 +149,10 @@ class _LocalProcess:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
+        self.end()
+
+    def end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()  # not in a thread, of which there may be no more; takes no time
@@ -171,6 +186,12 @@ def _socket_parents() -> Iterator[str]:
     yield from _SHORT_FOLDERS
 
 
+def how_it_ended(code: int) -> str:
+    """An exit code in words; -n where signal n ended the process."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"its process ended with {how}"
+
+
 def _close_quietly(stream: IO[bytes]) -> None:
     with contextlib.suppress(OSError):  # unsent bytes of a process that has ended
         stream.close()
@@ -179,6 +200,6 @@ def _close_quietly(stream: IO[bytes]) -> None:
 def _wait_for(
     process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: Exited
 ) -> None:
-    code = process.wait()
+    how = how_it_ended(process.wait())
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(exited, code)
+        loop.call_soon_threadsafe(exited, how)

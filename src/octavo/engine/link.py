@@ -4,13 +4,13 @@ A link passes reports on to its owner and knows no request. What a report means 
 what becomes of the requests of an engine that has died, is `engine.client`.
 
 A process that has sent nothing for `FREEZE_SECONDS` (stopped, or swapped out) is silent until it
-sends again.
+sends again. On another machine it is dead then: that machine, or the way to it, is lost. Times in
+messages are converted between its machine's clock and ours.
 """
 
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections import deque
 from typing import Protocol
@@ -20,10 +20,14 @@ import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig
+from octavo.core.scheduler import Update
+from octavo.core.submission import Submission
 from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.clock import RemoteClock
 from octavo.engine.launcher import EngineProcess, Launcher
 from octavo.engine.messages import (
     Accepted,
+    Add,
     Beat,
     Command,
     Dead,
@@ -83,6 +87,7 @@ class EngineLink:
         self._executor = executor
         self._owner = owner
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._clock = RemoteClock() if launcher.remote else None
         self._silent_ticks = 0
         self._resets: deque[asyncio.Future[bool]] = deque()  # in the order of their answers
         self._encoder = msgspec.msgpack.Encoder()
@@ -93,9 +98,9 @@ class EngineLink:
     async def open(self) -> None:
         """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
         check_descriptors()
-        self._undo.callback(self.launcher.close)
         context = zmq.asyncio.Context()
         self._undo.callback(context.destroy, 0)
+        self._undo.callback(self.launcher.close)
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self._inbox = plain.socket(zmq.PUSH)
         self._undo.callback(self._inbox.close)
@@ -105,7 +110,7 @@ class EngineLink:
             end.set_hwm(0)
             end.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        addresses = self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
+        addresses = await self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
         launch = Launch(self.config, addresses.inbox, addresses.outbox, self._executor)
         self.process = await self.launcher.start(launch, self._exited)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
@@ -116,7 +121,13 @@ class EngineLink:
         return self.capabilities
 
     def send(self, command: Command) -> None:
-        self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+        if self._clock is not None and isinstance(command, Add):
+            command = Add(_at_engine(command.submission, self._clock))
+        try:
+            self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.Again:  # only between machines: nobody is connected any more
+            error = EngineDeadError("its connection has ended")
+            asyncio.get_running_loop().call_soon(self._mark_dead, error)
 
     def reset_prefix_cache(self) -> "asyncio.Future[bool]":
         """Drop the cached prefixes. The answer: False if running requests still hold some."""
@@ -150,14 +161,14 @@ class EngineLink:
     async def _stop(self, process: EngineProcess) -> None:
         try:
             if self.capabilities is None:
-                process.kill()  # it reads its inbox only once the model is loaded
+                await process.kill()  # it reads its inbox only once the model is loaded
             if self.reason is None:
                 self.send(Stop())
                 self._mark_dead(EngineDeadError("shutdown requested"))
             if not await _ends_within(process, _EXIT_SECONDS):
                 logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
         finally:
-            process.kill()
+            await process.kill()
 
     async def _receive(self) -> None:
         while True:
@@ -168,6 +179,8 @@ class EngineLink:
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Beat):
+            if self._clock is not None:
+                self._clock.observe(report.clock, time.monotonic())
             return
         if isinstance(report, PrefixCacheReset):
             if not (done := self._resets.popleft()).done():
@@ -177,6 +190,8 @@ class EngineLink:
         elif isinstance(report, Dead):
             self._mark_dead(report.fault.error())
         else:
+            if self._clock is not None and isinstance(report, Step):
+                report = Step([_at_ours(update, self._clock) for update in report.updates])
             self._owner.received(self, report)
 
     async def _watch(self) -> None:
@@ -185,15 +200,15 @@ class EngineLink:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._silent_ticks += 1
-            if reason := self.unhealthy_reason:
+            if (reason := self.unhealthy_reason) and self.launcher.remote:
+                self._mark_dead(EngineDeadError(f"{reason}; its machine or the network is lost"))
+            elif reason:
                 self._owner.link_silent(self, reason)
 
-    def _exited(self, code: int) -> None:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    def _exited(self, how: str) -> None:
         # Its own Dead message, if it sent one, is on the way and says more.
-        error = EngineDeadError(f"its process ended with {how}")
         loop = asyncio.get_running_loop()
-        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, error)
+        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, EngineDeadError(how))
 
     def _mark_dead(self, error: OctavoError) -> None:
         if self.reason is not None:
@@ -213,6 +228,23 @@ async def _ends_within(process: EngineProcess, seconds: float) -> bool:
     while process.exit_code is None and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
     return process.exit_code is not None
+
+
+def _at_engine(submission: Submission, clock: RemoteClock) -> Submission:
+    """With times of the engine's clock."""
+    arrival, deadline = submission.arrival_time, submission.deadline
+    return msgspec.structs.replace(
+        submission,
+        arrival_time=None if arrival is None else clock.theirs(arrival),
+        deadline=None if deadline is None else clock.theirs(deadline),
+    )
+
+
+def _at_ours(update: Update, clock: RemoteClock) -> Update:
+    """With times of our clock."""
+    if update.scheduled_time is None:
+        return update
+    return msgspec.structs.replace(update, scheduled_time=clock.ours(update.scheduled_time))
 
 
 def check_descriptors() -> None:

@@ -1,10 +1,14 @@
 """The messages between the web process and the engine process.
 
 Token ids only: text stays on the web side, tensors stay on the engine side. Times are seconds
-of the machine's monotonic clock, which both processes share.
+of the engine machine's monotonic clock; where that is another machine, `engine.link` converts
+them (`engine.clock`).
 """
 
+import functools
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,20 +17,76 @@ from octavo.core.scheduler import Update
 from octavo.core.submission import Submission
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.stats import EngineStats, Observations
-from octavo.errors import ERROR_KINDS, EngineDeadError, OctavoError, RequestError
+from octavo.errors import ERROR_KINDS, ConfigError, EngineDeadError, OctavoError, RequestError
+from octavo.version import __version__
+
+
+@functools.cache
+def build() -> str:
+    """The version, and a digest of the messages' form, which may change between two versions."""
+    schemas = msgspec.json.schema_components([Launch, Command, Report])
+    form = msgspec.json.encode(_without_texts(schemas), order="deterministic")
+    return f"{__version__} (messages {hashlib.sha256(form).hexdigest()[:8]})"
+
+
+def check_build(servers: str, where: str) -> None:
+    """Raise ConfigError unless the server that sent this has the same build as this process."""
+    if servers != build():
+        raise ConfigError(
+            f"the server has Octavo {servers}, {where} has Octavo {build()}: install the same "
+            "version on all machines, and restart the server after an update"
+        )
+
+
+def _without_texts(schema: Any) -> Any:
+    """A schema without what its docstrings say."""
+    if isinstance(schema, dict):
+        return {
+            name: _without_texts(part)
+            for name, part in schema.items()
+            if not (name == "description" and isinstance(part, str))
+        }
+    if isinstance(schema, (list, tuple)):
+        return [_without_texts(part) for part in schema]
+    return schema
+
+
+class EngineKeys(msgspec.Struct, frozen=True):
+    """The keys of an engine process whose server is on another machine (CURVE, as Z85 text).
+
+    server: the server's public key. public, secret: the engine's own pair.
+    """
+
+    server: str
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return "EngineKeys(...)"  # never in a log
 
 
 class Launch(msgspec.Struct, frozen=True):
     """The first message to the engine process, on its standard input.
 
     inbox, outbox: ZeroMQ addresses of the commands and of the reports. executor: `module:name`
-    of a function from EngineConfig to an executor.
+    of a function from EngineConfig to an executor. keys: None where both processes are on one
+    machine. build: the sender's, see `check_build`.
     """
 
     config: EngineConfig
     inbox: str
     outbox: str
     executor: str
+    keys: EngineKeys | None = None
+    build: str = msgspec.field(default_factory=build)
+
+
+class LaunchHead(msgspec.Struct, frozen=True):
+    """The part of a Launch that is the same in all versions, so that one can refuse another."""
+
+    outbox: str
+    keys: EngineKeys | None = None
+    build: str = "of an older version"
 
 
 # To the engine.
@@ -128,11 +188,16 @@ class Stats(msgspec.Struct, tag="stats", array_like=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
-    """A heartbeat, also sent during long steps."""
+    """A heartbeat, also sent during long steps. clock: the time at which it was sent."""
+
+    clock: float
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):
-    """The last message: why the engine could not start, or has stopped."""
+    """The last message: why the engine could not start, or has stopped.
+
+    Its form is the same in all versions, so that one can say to another that they differ.
+    """
 
     fault: Fault
 

@@ -1,5 +1,7 @@
 """The engine's own process: inbox, loop, outbox, death notice.
 
+Its sockets are files where the web process is on this machine, else TCP with keys (`engine.tcp`).
+
 Between two steps it reads every command that has arrived, and never waits while there is work:
 sending hands a message to ZeroMQ's own thread, so a step never waits for a socket. Idle, it sleeps
 on the inbox. It exits on `Stop`, or when its standard input closes, which happens when the web
@@ -8,9 +10,15 @@ process ends for any reason. Signals are handled by the web process.
 Exit code 0: it was stopped. 1: it failed, and its last message said why.
 """
 
+import contextlib
+import os
+import select
 import signal
+import socket
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from importlib import import_module
 from typing import IO, Any
 
@@ -33,6 +41,7 @@ from octavo.engine.messages import (
     Fault,
     FinishChoice,
     Launch,
+    LaunchHead,
     PrefixCacheReset,
     Ready,
     Refused,
@@ -40,7 +49,9 @@ from octavo.engine.messages import (
     ResetPrefixCache,
     Stats,
     Step,
+    check_build,
 )
+from octavo.engine.tcp import EngineEnds
 from octavo.errors import OctavoError, RequestError
 from octavo.log import configure, get_logger
 
@@ -53,27 +64,35 @@ _LINGER_MS = 2000
 
 
 class Outbox:
-    """Sends reports. One thread owns one outbox."""
+    """Sends reports. One thread at a time uses one outbox."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)  # never blocks; the backlog is bounded by the requests' lengths
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, report: Report) -> None:
-        self._socket.send(self._encoder.encode(report), zmq.NOBLOCK)
+        """Never blocks: the backlog is bounded by the lengths of the requests."""
+        with contextlib.suppress(zmq.Again):  # the connection has ended, and the loop will see it
+            self._socket.send(self._encoder.encode(report), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
 
 
 class Loop:
-    """Commands in, steps, reports out, until `Stop` arrives or the parent process ends."""
+    """Commands in, steps, reports out, until `Stop` arrives or the parent process ends.
+
+    monitors: sockets that become readable when the connection to the web process has ended.
+    """
 
     def __init__(
-        self, engine: Engine, inbox: "zmq.Socket[bytes]", outbox: Outbox, parent: IO[bytes]
+        self,
+        engine: Engine,
+        inbox: "zmq.Socket[bytes]",
+        outbox: Outbox,
+        parent: IO[bytes],
+        monitors: "Sequence[zmq.Socket[bytes]]" = (),
     ) -> None:
         self._engine = engine
         self._inbox = inbox
@@ -83,6 +102,9 @@ class Loop:
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
         self._poller.register(self._parent, zmq.POLLIN)
+        self._monitors = frozenset(monitors)
+        for monitor in monitors:
+            self._poller.register(monitor, zmq.POLLIN)
         self._stats_due = 0.0
         self._stop = False
 
@@ -104,6 +126,9 @@ class Loop:
             self._read_inbox()
         if self._parent in ready and not self._stop:
             logger.warning("the web process has ended; the engine stops")
+            self._stop = True
+        if self._monitors and not self._stop and not self._monitors.isdisjoint(ready):
+            logger.warning("the connection to the web process has ended; the engine stops")
             self._stop = True
 
     def _idle(self) -> dict[Any, int]:
@@ -154,12 +179,46 @@ class Loop:
             self._outbox.send(Stats(stats, recorder.drain()))
 
 
-def _beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, done: threading.Event) -> None:
+class LocalEnds:
+    """Sockets of which the other ends are on this machine; `EngineEnds` are those of another."""
+
+    monitors: "Sequence[zmq.Socket[bytes]]" = ()
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self._context = context
+
+    def inbox(self, address: str) -> "zmq.Socket[bytes]":
+        made = self._context.socket(zmq.PULL)
+        made.set_hwm(0)
+        made.bind(address)
+        return made
+
+    def outbox(self, address: str) -> "zmq.Socket[bytes]":
+        made = self._context.socket(zmq.PUSH)
+        made.set_hwm(0)
+        made.connect(address)
+        return made
+
+    def close(self) -> None:
+        """There is nothing else to close."""
+
+
+def _beat(outbox: Outbox, done: threading.Event) -> None:
     """Send a heartbeat from a thread of its own, also while a step takes long."""
-    outbox = Outbox(context, address)
-    while not done.wait(BEAT_SECONDS):
-        outbox.send(Beat())
-    outbox.close()
+    while True:
+        outbox.send(Beat(time.monotonic()))
+        if done.wait(BEAT_SECONDS):
+            return
+
+
+def _end_with(parent: int, loaded: threading.Event) -> None:
+    """End this process when `parent` closes while the model is loaded, which nothing interrupts."""
+    poll = select.poll()
+    poll.register(parent, select.POLLIN)
+    while not loaded.is_set():
+        if poll.poll(int(1000 * BEAT_SECONDS)) and not loaded.is_set():
+            logger.warning("the web process has ended; the engine stops loading")
+            os._exit(1)
 
 
 def _load(launch: Launch) -> Engine:
@@ -173,36 +232,66 @@ def _load(launch: Launch) -> Engine:
     return Engine(config, executor, policy)
 
 
-def serve(launch: Launch, parent: IO[bytes]) -> int:
-    """Load, report, loop. Returns the exit code."""
+def serve(line: bytes, parent: IO[bytes]) -> int:
+    """Connect, load, report, loop, as the Launch in `line` says. Returns the exit code."""
+    head = msgspec.json.decode(line, type=LaunchHead)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outbox = Outbox(context, launch.outbox)
-    done = threading.Event()
-    beat = threading.Thread(target=_beat, args=(context, launch.outbox, done), daemon=True)
-    inbox = context.socket(zmq.PULL)
-    inbox.set_hwm(0)
-    inbox.bind(launch.inbox)
+    with contextlib.ExitStack() as undo:
+        undo.callback(context.term)
+        ends = EngineEnds(context, head.keys) if head.keys else LocalEnds(context)
+        undo.callback(ends.close)
+        outboxes: list[Outbox] = []
+        try:
+            for _ in range(2):
+                outboxes.append(Outbox(ends.outbox(head.outbox)))
+                undo.callback(outboxes[-1].close)
+            check_build(head.build, socket.gethostname())
+            launch = msgspec.json.decode(line, type=Launch)
+            setproctitle(f"octavo engine: {launch.config.model}")
+            inbox = ends.inbox(launch.inbox)
+            undo.callback(inbox.close, 0)
+            _run(launch, parent, inbox, outboxes, ends.monitors)
+            return 0
+        except OctavoError as error:
+            _say_death(outboxes, error)
+        except BaseException as error:
+            logger.exception("the engine process fails")
+            _say_death(outboxes, error)
+        return 1
+
+
+def _say_death(outboxes: Sequence[Outbox], error: BaseException) -> None:
+    if outboxes:
+        outboxes[0].send(Dead(Fault.of(error)))
+    else:
+        logger.error("%s", error)  # there is no other way to say it
+
+
+def _run(
+    launch: Launch,
+    parent: IO[bytes],
+    inbox: "zmq.Socket[bytes]",
+    outboxes: Sequence[Outbox],
+    monitors: "Sequence[zmq.Socket[bytes]]",
+) -> None:
+    """Load and loop; heartbeats are sent from the end of the load on."""
+    outbox, beats = outboxes
+    loaded, done = threading.Event(), threading.Event()
+    watch = threading.Thread(target=_end_with, args=(parent.fileno(), loaded), daemon=True)
+    beat = threading.Thread(target=_beat, args=(beats, done), daemon=True)
+    watch.start()
     try:
         engine = _load(launch)
+        loaded.set()
         outbox.send(Ready(engine.capabilities))
         beat.start()
-        Loop(engine, inbox, outbox, parent).run()
+        Loop(engine, inbox, outbox, parent, monitors).run()
         engine.close()
-        return 0
-    except OctavoError as error:
-        outbox.send(Dead(Fault.of(error)))
-        return 1
-    except BaseException as error:
-        logger.exception("the engine process fails")
-        outbox.send(Dead(Fault.of(error)))
-        return 1
     finally:
+        loaded.set()
         done.set()
         if beat.is_alive():
             beat.join()
-        inbox.close(linger=0)
-        outbox.close()
-        context.term()
 
 
 def main() -> int:
@@ -212,9 +301,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure()
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    setproctitle(f"octavo engine: {launch.config.model}")
-    return serve(launch, sys.stdin.buffer)
+    return serve(sys.stdin.buffer.readline(), sys.stdin.buffer)
 
 
 if __name__ == "__main__":
