@@ -25,8 +25,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outputs",
         "log",
         "processes",
-        "cgroup",
-        "topology",
         "version",
         "vllm_names",
         "inputs",

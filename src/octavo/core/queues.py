@@ -38,6 +38,15 @@ class Queues:
     def enqueue(self, request: Request) -> None:
         self.waiting[request] = None
 
+    def enqueue_begun(self, request: Request) -> None:
+        """Queue a request that another engine has begun: as if it had been preempted, after those
+        that were and ahead of those that never ran."""
+        never_ran = [other for other in self.waiting if other.status is Status.WAITING]
+        request.status = Status.PREEMPTED
+        self.waiting[request] = None
+        for other in never_ran:
+            self.waiting.move_to_end(other)
+
     def run(self, request: Request) -> None:
         """Move `request` to the running ones; it has its blocks already."""
         self.waiting.pop(request, None)

@@ -2,11 +2,12 @@
 
 A `Request` is one sequence of tokens, that is, one choice. A request with n > 1 begins as
 choice 0; when its prompt is computed the scheduler forks it into its other choices, which share
-its checked `Submission` (`engine.admission`). Only the scheduler and the KV manager change a
-request. What can be derived is not stored.
+its checked `Submission` (`engine.admission`). A request that another engine has begun continues
+as one `Request` for each unfinished choice, with its output so far. Only the scheduler and the
+KV manager change a request. What can be derived is not stored.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
@@ -38,7 +39,8 @@ class Request:
 
     seed: 64 bits; draws depend on (seed, index, position) alone. max_tokens: output tokens at
     most. stop_ids: ids that end it (end-of-text unless ignored, and the caller's). eos_ids:
-    which of them are end-of-text. arrival_time: seconds of the engine's clock.
+    which of them are end-of-text. arrival_time: seconds of the engine's clock. output_ids: the
+    tokens that another engine has generated; they have to be computed like the prompt.
 
     What scheduling policies may read is listed in docs/scheduling.md; `core.policy.RequestView`
     has the same names.
@@ -62,6 +64,7 @@ class Request:
         stop_ids: Collection[int] = (),
         eos_ids: Collection[int] = (),
         index: int = 0,
+        output_ids: Sequence[int] = (),
     ) -> None:
         assert submission.token_ids, "an empty prompt was admitted"
         assert max_tokens >= 1, "a request without a token to generate was admitted"
@@ -78,8 +81,8 @@ class Request:
         self.eos_ids = tuple(eos_ids)
         self.arrival_time = arrival_time
 
-        self.tokens = list(submission.token_ids)  # prompt, then output
-        self.num_prompt_tokens = len(self.tokens)
+        self.tokens = [*submission.token_ids, *output_ids]  # prompt, then output
+        self.num_prompt_tokens = len(submission.token_ids)
         # tokens[:num_computed], and drafts after them, have their KV in `table`, or a plan in
         # flight computes it.
         self.num_computed = 0
@@ -138,10 +141,14 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are requested and not yet complete."""
+        """Whether log-probabilities of the prompt are requested and not yet complete.
+
+        They are reported with the first output token, so nobody needs them after it.
+        """
         return (
             self.params.prompt_logprobs is not None
             and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+            and len(self.tokens) == self.num_prompt_tokens
         )
 
     @property

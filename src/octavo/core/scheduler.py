@@ -98,6 +98,7 @@ class Scheduler:
         self.rates = Rates()
         self.queues = Queues(kv, self.rates, preemption_mode)
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
+        self._ended: list[Update] = []  # of choices that had ended when they were resumed
         self._serial = 0
         self._num_steps = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -110,18 +111,47 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue an admitted request. Raises RequestError if its id is in flight, QueueFullError
         if the policy rejects it."""
-        if request.request_id in self._groups:
-            raise RequestError(
-                f"a request with the id {request.request_id[:128]!r} is in flight", "request_id"
-            )
+        self._check_id(request.request_id)
         assert request.num_prompt_tokens < self.max_model_len, "admitted, but beyond the window"
         self._clock.now = max(self._clock.now, request.arrival_time)
         if self.fallback.refuses and (reason := self.fallback.refusal(self._load())):
             raise QueueFullError(reason)
         self._serial += 1
-        request.serial, request.clock = self._serial, self._clock
-        self._groups[request.request_id] = {request.index: request}
+        self._register(request)
         self.queues.enqueue(request)
+
+    def resume(self, choices: Sequence[Request], now: float) -> None:
+        """Queue the unfinished choices of a request that another engine has accepted.
+
+        The policy is not asked, since the request was accepted before. Raises RequestError if its
+        id is in flight. A choice whose end its caller has not seen ends with the next commit.
+        """
+        self._check_id(choices[0].request_id)
+        self._clock.now = max(self._clock.now, now)
+        self._serial += 1
+        for request in choices:
+            reason, stop = self._end_of(request)
+            if reason is not None:
+                update = Update(request.request_id, request.index, (), (), reason, stop)
+                self._ended.append(update)
+                continue
+            self._register(request)
+            if not request.num_output_tokens:
+                self.queues.enqueue(request)
+            else:
+                # Since another engine's last token, only the wait for this one is known.
+                request.waiting_since = request.last_token_at = self._clock.now
+                self.queues.enqueue_begun(request)
+
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._groups:
+            raise RequestError(
+                f"a request with the id {request_id[:128]!r} is in flight", "request_id"
+            )
+
+    def _register(self, request: Request) -> None:
+        request.serial, request.clock = self._serial, self._clock
+        self._groups.setdefault(request.request_id, {})[request.index] = request
 
     def abort(self, request_id: str) -> bool:
         """End a request, all its choices, at once. False if there is none of this id."""
@@ -157,7 +187,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether a request has not ended. Plans in flight must be committed in any case."""
-        return bool(self._groups)
+        return bool(self._groups or self._ended)
 
     @property
     def num_running(self) -> int:
@@ -282,7 +312,7 @@ class Scheduler:
         """
         step = self._take(plan, result)
         self._clock.now = now
-        updates: list[Update] = []
+        updates, self._ended = self._ended, []
         running = Status.RUNNING
         for request, row, gained in zip(step.requests, plan.rows, result.rows, strict=True):
             request.num_in_flight -= 1
@@ -431,12 +461,7 @@ class Scheduler:
             token = tokens[used]
             used += 1
             request.tokens.append(token)
-            count = len(request.tokens) - request.num_prompt_tokens
-            if token in request.stop_ids and count > request.params.min_tokens:
-                reason = "stop"
-                stop = None if token in request.eos_ids else token
-            elif count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
-                reason = "length"
+            reason, stop = self._end_of(request)
         if used < len(tokens):
             tokens, logprobs = tokens[:used], logprobs[:used]
         request.drafts = ()
@@ -457,6 +482,15 @@ class Scheduler:
             request.scheduled_at if first else None,
             request.num_preemptions,
         )
+
+    def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
+        """Why `request` ends with the tokens it has, if it does, and the stop id that ends it."""
+        token, count = request.tokens[-1], len(request.tokens) - request.num_prompt_tokens
+        if token in request.stop_ids and count > request.params.min_tokens:
+            return "stop", None if token in request.eos_ids else token
+        if count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
+            return "length", None
+        return None, None
 
     def _fail(self, request: Request, error: str, out: list[Update]) -> None:
         """End this choice, or all choices that it still stands for, with an error."""

@@ -13,13 +13,25 @@ from octavo.params import SamplingParams
 MAX_SALT_LENGTH = 256
 
 
+class Continuation(msgspec.Struct, frozen=True, array_like=True):
+    """How far an interrupted request had come, for the engine that continues it.
+
+    outputs: of each choice, the tokens that its caller has already; None for a choice that has
+    ended, which is not run again. Empty if the caller has no token yet.
+    """
+
+    outputs: tuple[tuple[int, ...] | None, ...] = ()
+
+
 class Submission(msgspec.Struct, frozen=True, array_like=True):
     """A request for the engine.
 
     request_id: unique among the requests in flight. token_ids: the prompt; not empty.
     bad_words: `params.bad_words` as token sequences. arrival_time, deadline: seconds of the
     engine's clock; without an arrival time, a request arrives when the engine queues it. priority:
-    lower is earlier. cache_salt: only requests with equal ones share cached blocks.
+    lower is earlier. cache_salt: only requests with equal ones share cached blocks. seed: the one
+    that the client has drawn for a request without one, so that any engine draws the same tokens.
+    continuation: of a request that an engine has accepted before and did not end.
     """
 
     request_id: str
@@ -30,3 +42,5 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+    seed: int | None = None
+    continuation: Continuation | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import inf, isfinite
 
 from octavo.core.plan import RunnerLimits
-from octavo.core.submission import MAX_SALT_LENGTH, Submission
+from octavo.core.submission import MAX_SALT_LENGTH, Continuation, Submission
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import ContextLengthError, RequestError, RequestTypeError, counted
 from octavo.params import SamplingParams
@@ -19,7 +19,7 @@ _INT64 = 2**63
 
 
 def admit(submission: Submission, capabilities: EngineCapabilities) -> Submission:
-    """`submission`, if a loaded engine can serve it.
+    """`submission`, if a loaded engine can serve it, or continue it.
 
     Raises RequestError or RequestTypeError naming the field at fault; ContextLengthError with
     both numbers when the prompt, or the prompt with an explicit `max_tokens`, does not fit.
@@ -39,6 +39,8 @@ def admit(submission: Submission, capabilities: EngineCapabilities) -> Submissio
     _check_deadline(submission.deadline, capabilities)
     if submission.cache_salt is not None:
         _check_salt(submission.cache_salt)
+    if submission.continuation is not None:
+        _check_continuation(submission, submission.continuation, limits)
     return submission
 
 
@@ -116,6 +118,34 @@ def _check_deadline(deadline: float | None, capabilities: EngineCapabilities) ->
         raise RequestError(f"deadline must be a finite time, not {deadline}", "deadline")
     if not capabilities.heeds_deadline:
         raise RequestError(_not_heeded("a deadline was given", capabilities), "deadline")
+
+
+def _check_continuation(
+    submission: Submission, continuation: Continuation, limits: RunnerLimits
+) -> None:
+    outputs, params = continuation.outputs, submission.params
+    if not outputs:
+        return
+    if len(outputs) != params.n or all(tokens is None for tokens in outputs):
+        raise RequestError(
+            f"a continuation of n={params.n} has {params.n} outputs, at least one of them "
+            f"unfinished; this one has {len(outputs)}, "
+            f"{sum(tokens is not None for tokens in outputs)} of them unfinished",
+            "continuation",
+        )
+    most = output_limit(submission, limits)
+    for index, tokens in enumerate(outputs):
+        if tokens is None:
+            continue
+        if not 1 <= len(tokens) <= most or len(submission.token_ids) + len(tokens) > (
+            limits.max_model_len
+        ):
+            raise ContextLengthError(
+                f"choice {index} continues after {counted(len(tokens), 'token')}; it may have 1 to "
+                f"{most}, and at most {limits.max_model_len} with its prompt",
+                "continuation",
+            )
+        _check_ids("continuation", tokens, limits.vocab_size)
 
 
 def _not_heeded(what: str, capabilities: EngineCapabilities) -> str:

@@ -6,9 +6,6 @@ executor, which computes, and handles neither text nor sockets. Not thread-safe:
 an engine.
 """
 
-import hashlib
-import itertools
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +18,11 @@ from octavo.core.plan import StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
-from octavo.core.submission import Submission
+from octavo.core.submission import Continuation, Submission
 from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.executor import Executor
+from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
 from octavo.errors import EngineDeadError, EngineError, QueueFullError, counted
 from octavo.log import get_logger
@@ -95,33 +93,60 @@ class Engine:
         self.recorder = StatsRecorder()
         self._dead: str | None = None
         self._owner = Owner("this engine")
-        self._arrivals = itertools.count()
+        self._seeds = SeedSource(config.seed)
 
     def add_request(self, submission: Submission) -> None:
         """Queue a request that `admission.admit` has accepted.
 
         Raises RequestError if its id is in flight, QueueFullError when too many wait or the
-        policy refuses it, EngineDeadError when the engine has stopped.
+        policy refuses it, EngineDeadError when the engine has stopped. A request that another
+        engine has accepted continues; it is not refused.
         """
         self._check_alive()
+        if submission.continuation is not None:
+            self._resume(submission, submission.continuation)
+            return
         if self.queue_space <= 0:
             count = self.scheduler.num_waiting
             raise QueueFullError(
                 f"{counted(count, 'request')} {'waits' if count == 1 else 'wait'} already, which "
                 "is the limit (max_waiting); try again later"
             )
+        request = self._request(submission, self._seed_of(submission))
+        self.scheduler.add(request)
+        self.recorder.arrived(request)
+
+    def _resume(self, submission: Submission, continuation: Continuation) -> None:
+        seed, now = self._seed_of(submission), self.clock()
+        choices = [
+            self._request(submission, seed, index, outputs)
+            for index, outputs in enumerate(continuation.outputs or ((),))
+            if outputs is not None
+        ]
+        self.scheduler.resume(choices, now)
+        self.recorder.resumed(choices, now)
+
+    def _seed_of(self, submission: Submission) -> int:
+        for seed in (submission.params.seed, submission.seed):
+            if seed is not None:
+                return seed
+        return self._seeds.next()
+
+    def _request(
+        self, submission: Submission, seed: int, index: int = 0, outputs: tuple[int, ...] = ()
+    ) -> Request:
         arrival = submission.arrival_time
         params, eos = submission.params, self.limits.eos_token_ids
-        request = Request(
+        return Request(
             submission,
-            seed=self._seed() if params.seed is None else params.seed,
+            seed=seed,
             max_tokens=output_limit(submission, self.limits),
             arrival_time=self.clock() if arrival is None else arrival,
             stop_ids=stop_ids(params, eos),
             eos_ids=() if params.ignore_eos else eos,
+            index=index,
+            output_ids=outputs,
         )
-        self.scheduler.add(request)
-        self.recorder.arrived(request)
 
     @property
     def queue_space(self) -> int:
@@ -157,7 +182,7 @@ class Engine:
         ended = self.clock()
         discarded = self.scheduler.num_discarded_tokens
         updates = self.scheduler.commit(plan, result, ended)
-        if plan.rows:
+        if plan.rows or updates:
             discarded = self.scheduler.num_discarded_tokens - discarded
             started = max(step.started, self._ended)  # when the step before it was done
             self.recorder.step(plan, updates, started, ended, discarded)
@@ -240,13 +265,6 @@ class Engine:
             self._dead = f"{type(error).__name__}: {error}"
             logger.exception("step %d failed; the engine stops", plan.step)
             raise EngineDeadError(self._dead) from error
-
-    def _seed(self) -> int:
-        """The seed of a request without one: random, or the n-th derived from the config's seed."""
-        if self.config.seed is None:
-            return secrets.randbits(64)
-        name = f"{self.config.seed} {next(self._arrivals)}".encode()
-        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def _check_alive(self) -> None:
         if not self._owner.is_here():

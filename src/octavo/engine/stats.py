@@ -355,6 +355,7 @@ class _Times:
     generated: dict[int, int] = field(default_factory=dict)  # choice -> its tokens
     preemptions: int = 0
     last: dict[int, float] = field(default_factory=dict)  # choice -> time of its last token
+    resumed: bool = False  # its first token came from another engine
 
 
 class StatsRecorder:
@@ -382,6 +383,24 @@ class StatsRecorder:
         self._times[request.request_id] = _Times(request.arrival_time, count, request.params.n)
         self.prompt_tokens += count
         self._fresh.prompt_tokens.append(count)
+
+    def resumed(self, choices: Sequence[Request], now: float) -> None:
+        """The unfinished choices of a request that another engine has accepted, and counted.
+
+        Its tokens so far count in its length alone, and what lies in the other engine's time is
+        not observed. Without a token it is as one that arrives.
+        """
+        first = choices[0]
+        count = first.num_prompt_tokens
+        times = _Times(first.arrival_time, count, len(choices))
+        self._times[first.request_id] = times
+        if not first.num_output_tokens:
+            times.choices = first.params.n
+            return
+        times.resumed, times.scheduled = True, now
+        for request in choices:
+            times.last[request.index] = now
+            times.generated[request.index] = request.num_output_tokens
 
     def step(
         self,
@@ -461,7 +480,7 @@ class StatsRecorder:
             else:
                 self._latencies["itl"].append(now - last)
                 self._fresh.itl.append(now - last)
-            if times.first is None:
+            if times.first is None and not times.resumed:
                 times.first = now
             times.last[update.index] = now
             times.generated[update.index] = times.generated.get(update.index, 0) + count

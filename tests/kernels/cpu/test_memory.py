@@ -2,9 +2,8 @@
 
 import mmap
 
-from octavo import cgroup
-from octavo.cgroup import MemoryLimit
-from octavo.kernels.cpu import memory
+from octavo.kernels.cpu import cgroup, memory
+from octavo.kernels.cpu.cgroup import MemoryLimit
 
 
 def test_what_is_free_and_used_lies_within_the_total():

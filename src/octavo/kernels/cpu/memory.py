@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo import cgroup
+from octavo.kernels.cpu import cgroup
 
 
 @dataclass(frozen=True, slots=True)

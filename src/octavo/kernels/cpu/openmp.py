@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from octavo import cgroup, log
+from octavo import log
 from octavo.errors import ConfigError
+from octavo.kernels.cpu import cgroup
 from octavo.kernels.cpu.arguments import Address
 from octavo.processes import Owner
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo import cgroup
+from octavo.kernels.cpu import cgroup
 
 GIB = 2**30
 
