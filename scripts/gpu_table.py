@@ -31,6 +31,7 @@ _SPECS = {
     "13B": AttentionSpec(40, 40, 128, 0.088),
     "1B": AttentionSpec(32, 8, 64, 0.125),
     "Gemma 2": AttentionSpec(8, 4, 256, 0.0625, window=4096, soft_cap=50.0),
+    "gpt-oss": AttentionSpec(64, 8, 64, 0.125, window=128, sinks=True),
 }
 # Types of arguments by name; where two kernels differ, the build says it.
 _TYPES = {

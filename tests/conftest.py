@@ -6,6 +6,7 @@ a busy machine crawl; so tests run on one thread, and those that are about threa
 
 import logging
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -37,6 +38,12 @@ LONG_FILES = (
     "server/test_run.py",
 )
 TESTS = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """A shell starts its background jobs with SIGINT ignored, which their children inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

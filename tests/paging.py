@@ -70,12 +70,13 @@ class Sequences:
         backend.write(torch.cat(self.k), torch.cat(self.v), self.cache, whole)
         if kv_dtype in CODES:
             self.k, self.v = ([decoded(x, kind) for x in part] for part in (self.k, self.v))
+        self.sinks = (torch.randn(spec.num_heads).to(dtype),) if spec.sinks else ()
 
     def attend(self, queries: Sequence[int]) -> list[torch.Tensor]:
         """The last `queries[i]` queries of each sequence, all in one step."""
         step = metadata(list(zip(queries, self.lengths, strict=True)), self.block_size)
         query = torch.cat([q[len(q) - n :] for q, n in zip(self.q, queries, strict=True)])
-        out = self.backend.attend(query, self.cache, step, self.spec)
+        out = self.backend.attend(query, self.cache, step, self.spec, *self.sinks)
         return list(torch.split(out, list(queries)))
 
     def chunks(self, index: int, size: int) -> torch.Tensor:
@@ -95,8 +96,9 @@ class Sequences:
         """The reference for all queries of one sequence, float32 [tokens, heads * head_dim]."""
         spec = self.spec
         out = reference.attention(
-            self.q[index], self.k[index], self.v[index], spec.scale, spec.window, spec.soft_cap
-        )
+            self.q[index], self.k[index], self.v[index], spec.scale, spec.window, spec.soft_cap,
+            *self.sinks,
+        )  # fmt: skip
         return out.flatten(1)
 
 

@@ -6,20 +6,25 @@ files may have the names of modules.
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
 _PACKAGE_ROOT = str(Path(__file__).parents[1])
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
+def module_command(module: str, *arguments: str, processors: Collection[int] = ()) -> list[str]:
     """The command that runs `module` as `python -m` does, with this process's import path.
 
     `-m` itself would put the working folder first; `-P`, which forbids that, is of Python 3.11.
     Until the path is set, the code imports only `sys`, which is built in.
+
+    processors: those that the child and its children may use (see `topology.shares`); none: as
+    this process. They are set before anything counts them, as OpenMP does when it is loaded.
     """
+    bind = f"import os; os.sched_setaffinity(0, {sorted(processors)}); " if processors else ""
     code = (
-        f"import sys; sys.path[:] = {import_path()!a}; import runpy; "
+        f"import sys; sys.path[:] = {import_path()!a}; {bind}import runpy; "
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, *_args_from_interpreter_flags(), "-c", code, *arguments]

@@ -1,6 +1,7 @@
 """Names, the rule behind "auto", and refusals that say what to change."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_what_has_no_kernel_on_a_gpu_names_the_slow_way() -> None:
         attention.create("auto", "cuda", torch.bfloat16, [spec(head_dim=20)], 16, order=order)
     plain = attention.create("torch", "cuda", torch.bfloat16, [spec(head_dim=20)], 16, order=order)
     assert isinstance(plain, TorchAttention)
+
+
+def test_sinks_are_for_backends_that_take_them() -> None:
+    sinks = replace(spec(), sinks=True)
+    assert isinstance(attention.create("auto", "cpu", torch.float32, [sinks], 16), TorchAttention)
+    with pytest.raises(ConfigError, match=r"cpu: it has no attention sinks; .*'torch' can, slowly"):
+        attention.create("cpu", "cpu", torch.float32, [spec(), sinks], 16)
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:

@@ -20,6 +20,13 @@ def test_paging_changes_nothing(dtype: torch.dtype, window: int | None, cap: flo
             assert_close(got, run.expected(i)[-queries[i] :])
 
 
+def test_sinks() -> None:
+    spec = AttentionSpec(6, 2, 24, 0.3, window=20, sinks=True)
+    run = Sequences(TorchAttention(), spec, [1, 50], 16, torch.float32)
+    for i, got in enumerate(run.attend([1, 50])):
+        assert_close(got, run.expected(i))
+
+
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_cache_of_codes(dtype: torch.dtype, codes: torch.dtype) -> None:

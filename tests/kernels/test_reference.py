@@ -56,3 +56,16 @@ def test_attention_is_torchs(queries: int) -> None:
         torch.testing.assert_close(got, expected.transpose(0, 1))
     capped = reference.attention(q, k, v, 0.3, soft_cap=1e4)
     torch.testing.assert_close(capped, reference.attention(q, k, v, 0.3), rtol=1e-3, atol=1e-4)
+
+
+def test_a_sink_takes_a_share_of_the_softmax() -> None:
+    q, k, v = torch.randn(3, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    sinks = torch.randn(4)
+    got = reference.attention(q, k, v, 0.5, sinks=sinks)
+    for head in range(4):
+        for query in range(3):
+            seen = slice(0, 3 + query)
+            weights = torch.exp(0.5 * k[seen, head // 2] @ q[query, head])
+            total = weights.sum() + sinks[head].exp()
+            expected = weights @ v[seen, head // 2] / total
+            torch.testing.assert_close(got[query, head], expected)

@@ -25,6 +25,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outputs",
         "log",
         "processes",
+        "cgroup",
+        "topology",
         "version",
         "vllm_names",
         "inputs",

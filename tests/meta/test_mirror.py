@@ -55,7 +55,8 @@ RUN_BY = {
 }
 # The same of GPU kernels; what only a GPU can run is run by `make gpu-check`.
 RUN_BY_GPU = {
-    "memory": "device", "matmul": "linear", "fused_call": "fused", "sampling_call": "sampling",
+    "memory": "device", "cards": "device", "matmul": "linear", "fused_call": "fused",
+    "sampling_call": "sampling",
 }  # fmt: skip
 
 

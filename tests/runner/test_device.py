@@ -9,6 +9,7 @@ import torch
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.kernels.gpu import cards
 from octavo.runner.device import OLDEST_GPU, Accelerator, Device, cpu, create_device
 
 
@@ -28,8 +29,8 @@ def built_in(request, monkeypatch):
         return create_device(EngineConfig(device="cpu"))
     from octavo.kernels.gpu import device as gpu
 
-    assert gpu.OLDEST == OLDEST_GPU
-    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    assert cards.OLDEST == OLDEST_GPU
+    monkeypatch.setattr(cards, "check", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(gpu.triton.knobs.runtime, "interpret", True)
     return create_device(EngineConfig(device=request.param))
@@ -62,8 +63,13 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_cure(monkeypatch):
     config = EngineConfig(device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(ConfigError, match=r"needs a CUDA build of torch.*leave device out"):
+    with pytest.raises(ConfigError, match=r"a CUDA build of torch.*for CPUs.*leave device out"):
         create_device(config)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"a CUDA build of torch.*for AMD GPUs only"):
+        create_device(config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(ConfigError, match=r"finds no NVIDIA GPU.*serves CUDA 13.0"):
         create_device(config)
@@ -79,17 +85,21 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_cure(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda", "interpret"])
 def test_without_triton_it_is_named_with_the_cure(name, monkeypatch):
+    """After what a CUDA build of torch would cure, which brings Triton."""
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "octavo.kernels.gpu.device", raising=False)
+    if name == "cuda":
+        monkeypatch.setattr(torch.version, "cuda", None)
+        with pytest.raises(ConfigError, match="is built for CPUs only"):
+            create_device(EngineConfig(device=name))
+        monkeypatch.setattr(cards, "check", lambda device: None)
     with pytest.raises(ConfigError, match=f"device '{name}'.*package triton.*CUDA build.*leave"):
         create_device(EngineConfig(device=name))
 
 
 def test_fp8_kv_is_refused_where_it_cannot_be_converted(monkeypatch):
-    from octavo.kernels.gpu import device as gpu
-
     config = EngineConfig(device="cuda", kv_cache_dtype="fp8")
-    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    monkeypatch.setattr(cards, "check", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
@@ -102,10 +112,8 @@ def test_fp8_kv_is_refused_where_it_cannot_be_converted(monkeypatch):
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
 def test_a_gpu_is_set_by_its_number(monkeypatch, name, index):
     """torch.cuda.set_device refuses a device without one."""
-    from octavo.kernels.gpu import device as gpu
-
     chosen = []
-    monkeypatch.setattr(gpu, "_check", lambda device: None)
+    monkeypatch.setattr(cards, "check", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     device = create_device(EngineConfig(device=name))
     assert [one.index for one in chosen] == [index]

@@ -16,7 +16,11 @@ from octavo.core.plan import FULL, CacheSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer. `window`: tokens attended to, the current one included; None: all."""
+    """One attention layer.
+
+    window: tokens attended to, the current one included; None: all. sinks: whether each query head
+    has a learned logit that takes part in the softmax and has no value (gpt-oss).
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -24,6 +28,7 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
 
     @property
     def cache(self) -> CacheSpec:
@@ -97,6 +102,7 @@ class Capabilities:
     graph_safe: bool = False
     padding_slot: int = 0
     block_strides: bool = False
+    sinks: bool = False
 
 
 @runtime_checkable
@@ -160,6 +166,7 @@ class AttentionBackend(Protocol):
         """Causal attention of query [tokens, heads, head_dim] over `cache`, after `write`.
 
         Returns [tokens, heads * head_dim] in the query's dtype. A row's result must not depend
-        on the other rows.
+        on the other rows. Layers with `spec.sinks` pass one more argument, `sinks` [heads], to
+        backends whose capabilities have `sinks`.
         """
         ...

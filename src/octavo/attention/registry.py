@@ -129,6 +129,8 @@ def _objections(
         found.append("it has no sliding window")
     if not can.soft_cap and any(s.soft_cap is not None for s in specs):
         found.append("it has no soft cap")
+    if not can.sinks and any(s.sinks for s in specs):
+        found.append("it has no attention sinks")
     return found
 
 

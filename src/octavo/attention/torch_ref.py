@@ -23,6 +23,7 @@ class TorchAttention:
         kv_dtypes=(*_FLOATS, *_CODES),
         devices=("cpu", "cuda"),
         block_strides=True,
+        sinks=True,
     )
 
     def kv_layout(
@@ -46,6 +47,7 @@ class TorchAttention:
         cache: torch.Tensor,
         meta: AttentionMetadata,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -55,7 +57,7 @@ class TorchAttention:
             table = meta.block_tables[row, : -(-length // meta.block_size)].long()
             kv = _read(cache[table]).transpose(0, 1).flatten(1, 2)[:, :length]
             out[begin:end] = reference.attention(
-                query[begin:end], kv[0], kv[1], spec.scale, spec.window, spec.soft_cap
+                query[begin:end], kv[0], kv[1], spec.scale, spec.window, spec.soft_cap, sinks
             ).to(query.dtype)
         return out.flatten(1)
 

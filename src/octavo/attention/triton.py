@@ -80,7 +80,7 @@ def attend_constants(
         "KV_HEADS": spec.num_kv_heads, "GROUP": spec.num_heads // spec.num_kv_heads,
         "HEAD_DIM": spec.head_dim, "DIMS": triton.next_power_of_2(spec.head_dim),
         "BLOCK": block_size, "ROWS": tile.rows, "KEYS": tile.keys, "CODES": kv_dtype in _FORMS,
-        "WINDOW": spec.window is not None, "CAPPED": spec.soft_cap is not None, "SINKS": False,
+        "WINDOW": spec.window is not None, "CAPPED": spec.soft_cap is not None, "SINKS": spec.sinks,
         "WIDE": is_wide(dtype), "FIELDS": ITEM_FIELDS,
     }  # fmt: skip
 
@@ -92,7 +92,7 @@ def join_constants(spec: AttentionSpec) -> Mapping[str, Any]:
     return {
         "KV_HEADS": spec.num_kv_heads, "GROUP": group, "HEADS": triton.next_power_of_2(group),
         "HEAD_DIM": spec.head_dim, "DIMS": triton.next_power_of_2(spec.head_dim),
-        "SINKS": False, "FIELDS": JOIN_FIELDS,
+        "SINKS": spec.sinks, "FIELDS": JOIN_FIELDS,
     }  # fmt: skip
 
 
@@ -223,6 +223,7 @@ class TritonAttention:
         graph_safe=True,
         padding_slot=-1,
         block_strides=True,
+        sinks=True,
     )
 
     def __init__(self) -> None:
@@ -301,6 +302,7 @@ class TritonAttention:
         cache: torch.Tensor,
         meta: AttentionMetadata,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         work = self._planned(meta, spec, query.dtype)
@@ -308,17 +310,18 @@ class TritonAttention:
         if not query.is_cuda:
             out.zero_()  # rows that pad a step: the interpreter warns of large numbers
         kv, scales = _views(cache, decode=True)
+        sinks = out if sinks is None else sinks
         for name, tile in tiles(spec, query.dtype, cache.dtype).items():
             kernels.attend[(_programs(query.device, name),)](
                 out, work.partials, work.moments, query, kv, scales, work.tables,
-                work.items[name], work.counts[name], out, *cache.stride()[:3],
+                work.items[name], work.counts[name], sinks, *cache.stride()[:3],
                 work.tables.stride(0), query.stride(0), out.stride(0),
                 spec.scale, spec.soft_cap or 1.0, spec.window or 0,
                 **attend_constants(spec, query.dtype, cache.dtype, meta.block_size, tile),
                 num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         kernels.join[(_programs(query.device, "joins"),)](
-            out, work.partials, work.moments, work.items["joins"], work.counts["joins"], out,
+            out, work.partials, work.moments, work.items["joins"], work.counts["joins"], sinks,
             out.stride(0), **join_constants(spec),
         )  # fmt: skip
         return out

@@ -7,6 +7,7 @@ commands (chat_commands.py), what is read and shown (chat_input.py, chat_screen.
 import argparse
 import contextlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -215,9 +216,18 @@ def _reader(screen: "Screen", commands: Commands, moves: bool) -> Reader:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave as an exception, which gives the terminal its modes back."""
+    """SIGTERM and SIGHUP leave as an exception, which gives the terminal its modes back.
+
+    After SIGHUP the terminal is gone: what is still to be written to it goes nowhere, or the
+    interpreter would end with an error of its own when it flushes.
+    """
+    shown = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if number == getattr(signal, "SIGHUP", None):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in shown:
+                os.dup2(nowhere, stream)
         raise SystemExit(128 + number)
 
     numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]

@@ -91,13 +91,14 @@ def attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of one sequence: its last Q tokens over all of its L keys.
 
     query [Q, heads, hd]; key and value [L, kv_heads, hd] with heads = groups * kv_heads, query
     head h reading KV head h // groups. Token t sees keys max(0, t - window + 1) .. t. The score
-    is scale * q.k, then soft_cap * tanh(score / soft_cap) if one is given. Returns float32
-    [Q, heads, hd].
+    is scale * q.k, then soft_cap * tanh(score / soft_cap) if one is given. sinks [heads]: a further
+    score of each head, which has a weight and no value. Returns float32 [Q, heads, hd].
     """
     queries, heads, head_dim = query.shape
     length, kv_heads, _ = key.shape
@@ -110,7 +111,11 @@ def attention(
     hidden = keys > tokens
     if window is not None:
         hidden |= keys <= tokens - window
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().view(kv_heads, -1, 1, 1).expand(-1, -1, queries, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
     out = torch.einsum("kgql,lkd->qkgd", weights, value.float())
     return out.reshape(queries, heads, head_dim)
 

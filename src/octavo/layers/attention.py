@@ -51,7 +51,7 @@ class Attention:
 
     cos_sin: as `layers.rope.cos_sin_table` makes it; None: no rotary embedding. query_cos_sin:
     that of the queries where it differs (temperature by position). q_norm, k_norm: norms
-    before the rotary embedding, or None.
+    before the rotary embedding, or None. sinks: [heads] where the spec says so.
     """
 
     __slots__ = (
@@ -70,6 +70,7 @@ class Attention:
         q_norm: HeadNorm | RowNorm | None = None,
         k_norm: HeadNorm | RowNorm | None = None,
         query_cos_sin: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         self.spec = spec
         self._sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
@@ -78,7 +79,10 @@ class Attention:
         self._cos_sin, self._query_cos_sin = cos_sin, query_cos_sin
         self._q_norm, self._k_norm = q_norm, k_norm
         self._rope = ops.rope
-        self._write, self._attend = backend.write, backend.attend
+        attend: Callable[..., torch.Tensor] = backend.attend
+        self._write, self._attend = backend.write, attend
+        if sinks is not None:
+            self._attend = lambda *args: attend(*args, sinks)
         self._rope_write: Callable[..., None] | None = None
         if isinstance(backend, RopeWriter) and cos_sin is not None and query_cos_sin is None:
             self._rope_write = backend.rope_write

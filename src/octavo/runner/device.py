@@ -163,7 +163,11 @@ def cpu(config: EngineConfig) -> Device:
 
 
 def cuda(config: EngineConfig) -> Device:
-    """An NVIDIA GPU."""
+    """An NVIDIA GPU. One that cannot be used is refused before Triton is found missing: a build of
+    torch that can use it brings Triton."""
+    from octavo.kernels.gpu import cards
+
+    cards.check(cards.card(config.device))
     with triton_needed(f"device {config.device!r}"):
         from octavo.kernels.gpu.device import CudaDevice
 

@@ -2,8 +2,9 @@
 
 import mmap
 
-from octavo.kernels.cpu import cgroup, memory
-from octavo.kernels.cpu.cgroup import MemoryLimit
+from octavo import cgroup
+from octavo.cgroup import MemoryLimit
+from octavo.kernels.cpu import memory
 
 
 def test_what_is_free_and_used_lies_within_the_total():

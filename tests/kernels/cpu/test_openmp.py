@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import kit
+from octavo import cgroup
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels import reference
-from octavo.kernels.cpu import cgroup, openmp
+from octavo.kernels.cpu import openmp
 from octavo.kernels.cpu.fused_call import CpuOps
 from octavo.runner.device import cpu
 

@@ -53,6 +53,16 @@ def test_equals_the_reference(
         assert_close(got, run.expected(i)[-queries[i] :])
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sinks_join_the_softmax_once(dtype: torch.dtype) -> None:
+    """Of rows in one piece, in three, and in a tile of a prompt."""
+    spec = AttentionSpec(6, 2, 24, 0.2, sinks=True)
+    queries = [1, 2, 70]
+    run = Sequences(Prefilled(), spec, [15, 530, 70], 16, dtype)
+    for i, got in enumerate(run.attend(queries)):
+        assert_close(got, run.expected(i)[-queries[i] :])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("window", [None, 7, 256])

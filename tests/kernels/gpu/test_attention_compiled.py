@@ -18,6 +18,7 @@ SPECS = {
     "Gemma 3 270M": AttentionSpec(4, 1, 256, 0.0625, window=512),
     "Gemma 2": AttentionSpec(8, 4, 256, 0.0625, window=4096, soft_cap=50.0),
     "SmolLM2": AttentionSpec(9, 3, 64, 0.125),
+    "gpt-oss": AttentionSpec(64, 8, 64, 0.125, window=128, sinks=True),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.kernels.cpu import cgroup
+from octavo import cgroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from octavo import log
+from octavo import cgroup, log
 from octavo.errors import ConfigError
-from octavo.kernels.cpu import cgroup
 from octavo.kernels.cpu.arguments import Address
 from octavo.processes import Owner
 

@@ -14,17 +14,14 @@ import triton
 from numpy.typing import NDArray
 
 from octavo.config import EngineConfig
-from octavo.devices import OLDEST_GPU as OLDEST
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
-from octavo.kernels.gpu import fused_call, graph, memory, sampling_call
+from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call
 from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.sampling import Items, Logprobs
 
-# The compute capability that converts float8_e4m3fn.
-OLDEST_FP8 = (8, 9)
 # The most rows of each tile of the products, and one more; a single row has strides of its own.
 WARM_UP_SIZES = (1, 16, 64, 65)
 
@@ -112,10 +109,8 @@ class CudaDevice(_TritonDevice):
 
     def __init__(self, config: EngineConfig) -> None:
         self.name = self.torch_device = config.device
-        # torch refuses a device without a number where it sets one.
-        self._device = torch.device("cuda", torch.device(config.device).index or 0)
-        _check(self._device)
-        _check_kv(self._device, config.kv_cache_dtype)
+        self._device = cards.card(config.device)
+        cards.check_kv(self._device, config.kv_cache_dtype)
         torch.cuda.set_device(self._device)
         self._graph_sizes = config.graph_sizes
         self._graphs = graph.CudaGraphs()
@@ -214,41 +209,3 @@ class InterpretDevice(_TritonDevice):
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         return graph.ReplayedPython(run)
-
-
-def _check(device: torch.device) -> None:
-    """Raise ConfigError, with the cure, if the GPU cannot be used."""
-    if not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            raise ConfigError(
-                f"device {device} needs a CUDA build of torch, and {torch.__version__} is built "
-                "for CPUs only; install torch for CUDA, or leave device out to compute on the CPU"
-            )
-        raise ConfigError(
-            f"device {device}: torch finds no NVIDIA GPU that it can use; check that nvidia-smi "
-            f"lists one and that its driver serves CUDA {torch.version.cuda}"
-        )
-    count = torch.cuda.device_count()
-    if (device.index or 0) >= count:
-        raise ConfigError(f"device {device} does not exist; there are cuda:0 to cuda:{count - 1}")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(
-            f"device {device} is a {name} of compute capability {capability[0]}.{capability[1]}; "
-            f"{OLDEST[0]}.{OLDEST[1]} or newer is needed (A100, RTX 30, H100 ...)"
-        )
-
-
-def _check_kv(device: torch.device, kv_dtype: str) -> None:
-    """Raise ConfigError if the GPU cannot hold the KV cache in `kv_dtype`."""
-    if not kv_dtype.startswith("fp8"):
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST_FP8:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(
-            f"kv_cache_dtype {kv_dtype} needs compute capability {OLDEST_FP8[0]}.{OLDEST_FP8[1]} "
-            f"or newer (L4, RTX 40, H100 ...), and {name} has {capability[0]}.{capability[1]}; "
-            "use kv_cache_dtype='int8', which takes the same memory"
-        )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.kernels.cpu import cgroup
+from octavo import cgroup
 
 GIB = 2**30
 
