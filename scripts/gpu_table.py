@@ -19,7 +19,7 @@ from octavo.attention.base import AttentionSpec
 from octavo.attention.triton import attend_constants, join_constants, tiles
 from octavo.kernels.gpu import attention, cache, fused, matmul, sampling
 from octavo.kernels.gpu.fused_call import norm_constants
-from octavo.kernels.gpu.linear import CODE_TILES, DENSE_TILES
+from octavo.kernels.gpu.linear import CODE_TILES, DENSE_TILES, FP8_TILES, fp8_span
 from octavo.kernels.gpu.sampling_call import PART, ROW_TILE, SURVEY_TILE, WARPS, constants
 
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
@@ -83,6 +83,12 @@ def builds() -> Iterator[Build]:
                   "NORMS": False, "CAST_FIRST": False}  # fmt: skip
         types = {"cache": "*i8" if form else "*bf16"}
         yield Build(f"rotate_and_write {name}", cache.rotate_and_write, values, types=types)
+    yield from _products()
+    yield from _between_products()
+    yield from _sampling()
+
+
+def _products() -> Iterator[Build]:
     for bits in (4, 8):
         for most, shape in CODE_TILES.items():
             values = {"ROWS": shape.rows, "OUTPUTS": shape.outputs, "SPAN": 64, "SPANS": 2,
@@ -91,13 +97,25 @@ def builds() -> Iterator[Build]:
             types = {"scale": "*fp16", "minimum": "*fp16", "stride_x": "i32"}
             yield Build(f"multiply_codes int{bits}, {rows}", matmul.multiply_codes, values,
                         shape.num_warps, shape.num_stages, types)  # fmt: skip
+    for most, shape in FP8_TILES.items():
+        span = fp8_span(128, False, shape.rows)
+        assert span is not None
+        rows = f"to {most} rows" if most < 2**31 else "more rows"
+        for native in (False, True):
+            values = {"ROWS": shape.rows, "OUTPUTS": shape.outputs, "SPAN": span,
+                      "SPANS": 128 // span, "PARTS": 1, "BIAS": False, "NATIVE": native,
+                      "WIDE": False}  # fmt: skip
+            types = {"scale": "*fp32", "stride_x": "i32"} | (
+                {"codes": "*fp8e4nv"} if native else {}
+            )
+            how = "converted" if native else "by bits"
+            yield Build(f"multiply_fp8 {how}, {rows}", matmul.multiply_fp8, values,
+                        shape.num_warps, shape.num_stages, types, 89 if native else 80)  # fmt: skip
     shape = DENSE_TILES[16]
     values = {"ROWS": shape.rows, "OUTPUTS": shape.outputs, "SPAN": 64, "PARTS": 1, "BIAS": False,
               "WIDE": False}  # fmt: skip
     yield Build("multiply (deterministic)", matmul.multiply, values, shape.num_warps,
                 shape.num_stages, {"stride_x": "i32"})  # fmt: skip
-    yield from _between_products()
-    yield from _sampling()
 
 
 def _between_products() -> Iterator[Build]:

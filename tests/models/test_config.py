@@ -93,7 +93,7 @@ def test_every_family_is_known_by_both_its_names() -> None:
         ({"hidden_act": "relu"}, "hidden_act is 'relu'.*'silu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized with 'hqq'"),
         ({"rope_scaling": [1]}, "rope_scaling is .1.; it must be an object"),
         ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type is 'ntk'.*llama3, yarn"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "short_factor is None"),

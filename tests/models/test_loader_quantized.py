@@ -268,3 +268,58 @@ def test_a_tied_config_beside_a_quantized_head_is_refused(tmp_path):
     toys.edit_config(folder, tie_word_embeddings=True)
     with pytest.raises(CheckpointError, match=r"stores a head of its own \(lm_head.g_idx"):
         toys.load(folder)
+
+
+def fp8(folder: Path, *, drop: str = "", name: str = "weight_scale_inv") -> Path:
+    """A tiny checkpoint in blocks of 32 x 32 in `folder / "fp8"`, one product in floats; the same
+    values in plain tensors."""
+    plain = kit.tiny(folder / "plain")
+    tensors, stored = load_file(plain / "model.safetensors"), {}
+    torch.manual_seed(0)
+    for weight in [n for n in tensors if n.endswith("_proj.weight")]:
+        if weight.startswith("model.layers.1.mlp.down_proj"):
+            continue  # modules_to_not_convert
+        values = tensors[weight]
+        n, k = values.shape
+        scale = torch.rand(-(-n // 32), -(-k // 32)) * 0.01 + 0.002
+        wide = scale.repeat_interleave(32, 0)[:n].repeat_interleave(32, 1)[:, :k]
+        codes = (values / wide).to(torch.float8_e4m3fn)
+        tensors[weight] = (codes.float() * wide).contiguous()
+        stored |= {weight: codes, weight.replace("weight", name): scale}
+        stored |= {weight.replace("weight", "input_scale"): torch.tensor(0.5)}
+    save_file(tensors, plain / "model.safetensors")
+    target = kit.tiny(folder / "fp8")
+    save_file({n: t for n, t in (tensors | stored).items() if n != drop},
+              target / "model.safetensors")  # fmt: skip
+    toys.edit_config(target, quantization_config={
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static",
+        "weight_block_size": [32, 32],
+    })  # fmt: skip
+    return target
+
+
+def test_an_fp8_checkpoint_is_expanded_where_there_are_no_such_products(tmp_path):
+    model = toys.load(fp8(tmp_path))
+    expected = logits(toys.load(tmp_path / "plain"))
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+    folder = fp8(tmp_path / "other", name="weight_scale")
+    assert torch.equal(logits(toys.load(folder, quantization="fp8")), logits(model))
+
+
+def test_float8_without_a_scale_is_refused(tmp_path):
+    name = "model.layers.0.self_attn.o_proj.weight_scale_inv"
+    folder = fp8(tmp_path, drop=name)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[name.replace("weight_scale_inv", "input_scale")]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.o_proj.*neither is there"):
+        toys.load(folder)
+    toys.edit_config(folder, remove=["quantization_config"])
+    with pytest.raises(CheckpointError, match="has the type F8_E4M3"):
+        toys.load(folder)
+
+
+def test_fp8_at_load_is_for_devices_that_have_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"device 'cpu' has no fp8 products .it has: int8, int4"):
+        toys.load(kit.tiny(tmp_path), quantization="fp8")

@@ -34,6 +34,7 @@ def weights(
     products: set[str],
     quantization: Any,
     tied: bool = True,
+    device: str = "cpu",
     **tensors: Any,
 ) -> Weights:
     """Of an architecture with these parameters; "." in a tensor's name is "__" here."""
@@ -47,7 +48,7 @@ def weights(
     spec: Any = SimpleNamespace(tie_embeddings=tied, quantization=quantization)
     held = {name.replace("__", "."): stored(tensor) for name, tensor in tensors.items()}
     checkpoint = Checkpoint(Path("a"), (Path("a file"),), SAFETENSORS, held, {})
-    return Weights(spec, architecture, checkpoint, "cpu", torch.float32)
+    return Weights(spec, architecture, checkpoint, device, torch.float32)
 
 
 def experts(parts_of: Any, **options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -142,6 +143,19 @@ class Scaled:
 
     def decode(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
         return parts["weight"].float() * parts["weight_scale"]
+
+
+def test_codes_are_moved_to_the_device() -> None:
+    parts, _ = packers.awq_parts()
+    parts = {f"a__{name}": part for name, part in parts.items()}
+    found = weights(
+        {"a.weight": (packers.N, packers.K)}, {"a.weight"}, Awq(4, 32), device="meta",
+        **parts,
+    )  # fmt: skip
+    codes = found.matrix(INT4, "a.weight")
+    assert isinstance(codes, Codes)
+    for tensor in (codes.codes, codes.scale, codes.minimum):
+        assert tensor.device.type == "meta"
 
 
 def test_a_part_may_have_the_name_of_the_weight() -> None:

@@ -12,7 +12,7 @@ from octavo.quant.registry import check_agrees, describe, methods, register_quan
 def test_the_method_names_the_format() -> None:
     assert describe(awq_config(), "config.json").METHOD == "awq"
     assert describe(gptq_config(), "config.json").METHOD == "gptq"
-    assert methods() == ["awq", "gptq"]
+    assert methods() == ["awq", "gptq", "fp8", "compressed-tensors"]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_the_method_names_the_format() -> None:
     [
         (
             {"quant_method": "bitsandbytes"},
-            r"c\.json: .* 'bitsandbytes' are not supported \(known: awq, gptq\)",
+            r"c\.json: .* 'bitsandbytes' are not supported \(known: awq, gptq, fp8, ",
         ),
         ({}, "quantized with None are not supported"),
         ({"quant_method": ["awq"]}, "are not supported"),
@@ -37,6 +37,9 @@ def test_an_option_that_disagrees_with_the_checkpoint() -> None:
     check_agrees(None, form)
     check_agrees("awq", form)
     check_agrees("int8", None)
+    check_agrees("fp8", None)
+    with pytest.raises(ConfigError, match=r"'fp8', but .* with 'awq' already"):
+        check_agrees("fp8", form)
     with pytest.raises(ConfigError, match=r"'int4', but .* with 'awq' already"):
         check_agrees("int4", form)
     with pytest.raises(ConfigError, match=r"'gptq' is for .* this one holds weights of 'awq'"):
@@ -62,4 +65,4 @@ def test_a_name_that_is_taken_and_a_class_that_is_not_whole(
 
     with pytest.raises(ConfigError, match="'half' lacks from_config, computed_as, explain, decode"):
         register_quantization(Half)  # type: ignore[arg-type]
-    assert methods() == ["awq", "gptq"]
+    assert methods() == ["awq", "gptq", "fp8", "compressed-tensors"]

@@ -35,10 +35,11 @@ _READABLE = {
     "I8": (1, "int8"),
     "U8": (1, "uint8"),
     "BOOL": (1, "bool"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
 }
 # Types that hold no weights that could be used yet: values in so many bytes.
 _OTHER = {
-    "F8_E4M3": (1, 1), "F8_E5M2": (1, 1), "F8_E8M0": (1, 1), "F8_E4M3FNUZ": (1, 1),
+    "F8_E5M2": (1, 1), "F8_E8M0": (1, 1), "F8_E4M3FNUZ": (1, 1),
     "F8_E5M2FNUZ": (1, 1), "F4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3),
     "U16": (1, 2), "U32": (1, 4), "U64": (1, 8), "C64": (1, 8),
 }  # fmt: skip

@@ -14,10 +14,11 @@ _FIELDS = ("codes", "scale", "minimum")
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Unsigned codes: w[n, k] = codes[n, k] * scale[n, g] + minimum[n, g].
+    """Codes: w[n, k] = codes[n, k] * scale[n, g] + minimum[n, g].
 
-    codes: uint8 [N, K]; scale, minimum: float32 [N, groups]; group: how many inputs k share
-    them, the last group may be shorter; bits: 4 or 8, what a code needs.
+    codes: unsigned, uint8 [N, K], or float8_e4m3fn, whose minimum is 0; scale, minimum: float32
+    [N, groups]; group: how many inputs k share them, the last group may be shorter; bits: 4 or 8,
+    what a code needs.
     """
 
     codes: torch.Tensor
@@ -25,6 +26,16 @@ class Codes:
     minimum: torch.Tensor
     group: int
     bits: int
+
+    @property
+    def are_floats(self) -> bool:
+        """Whether the codes are float8_e4m3fn."""
+        return self.codes.is_floating_point()
+
+    @property
+    def is_one_group(self) -> bool:
+        """Whether all inputs of an output share a scale."""
+        return self.scale.shape[1] == 1
 
     def values(self) -> torch.Tensor:
         """Dequantized: float32 [N, K]."""

@@ -25,7 +25,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.files import memory_note, resolve, resolve_tokenizer
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
-from octavo.quant.base import INT4, INT8, NONE, QuantConfig, quant_config
+from octavo.quant.base import FP8, INT4, INT8, NONE, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
 from octavo.text.loading import num_ids
 
@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 # Tables of positions that any model may have, however small its weights are.
 _TABLE_BYTES = 2**30
-_BITS = {INT8: 8, INT4: 4}  # at least, of a value of a product's weight
+_BITS = {INT8: 8, INT4: 4, FP8: 8}  # at least, of a value of a product's weight
 
 
 class LoadingDevice(Protocol):
@@ -96,7 +96,7 @@ class Prepared:
     @property
     def weight_bytes(self) -> int:
         """The least that the weights take once they are loaded."""
-        if self.spec.quantization is not None:
+        if self.spec.quantization is not None and self.quantization.default != NONE:
             return sum(tensor.num_bytes for tensor in self.checkpoint.tensors.values())
         products = self.architecture.product_weights(self.spec)
         bits = min(_BITS.get(method, self._bits) for method in self.quantization.methods)

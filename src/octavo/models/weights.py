@@ -90,7 +90,10 @@ class Weights:
         int4) blocks of 4 bits hold all of `names` in equal groups, else values."""
         plain = [self._sources[name].tensor for name in names if name not in self._quantized]
         if len(plain) < len(names) or (method == INT4 and all(map(holds_codes, plain))):
-            return self._stacked([self._as_stored(name) for name in names])
+            found = self._stacked([self._as_stored(name) for name in names])
+            if isinstance(found, Codes):
+                return found.map(lambda part: part.to(self._device))
+            return found
         return self.take(*names).flatten(0, -2)
 
     def progress(self) -> AbstractContextManager[progress.Phase]:
@@ -118,8 +121,10 @@ class Weights:
         assert self._quantization is not None
         stem, parts = _stem(name), {}
         for ending, part in self._quantized[name].items():
-            source = self._sources.pop(stem + ending)
-            parts[ending] = torch.empty(part.shape, dtype=part.dtype)
+            source = self._sources.pop(stem + ending, None)
+            if source is None:
+                continue  # and not needed
+            parts[ending] = torch.empty(source.tensor.shape, dtype=part.dtype)
             read_into(source.tensor, parts[ending], self._decoder)
             self._advance(source)
         stack = self._shapes[name][:-2]
@@ -168,7 +173,13 @@ class Weights:
             further = (
                 _stem(name) + ending in self._sources for ending in parts.keys() - {"weight"}
             )
-            if any(further) if "weight" in parts else name not in self._sources:
+            if "weight" in parts:
+                stored = self._sources.get(name)
+                kind = None if stored is None else dtype_of(stored.tensor.format)
+                is_part = any(further) or kind == torch.float8_e4m3fn
+            else:
+                is_part = name not in self._sources
+            if is_part:
                 found[name] = parts
         return found
 
@@ -205,7 +216,8 @@ class Weights:
     def _check(self) -> None:
         stored, wanted = self._sources, self._wanted()
         problems = list(_shape_problems(stored, wanted))
-        if missing := sorted(wanted.keys() - stored.keys()):
+        needed = {name for name, part in wanted.items() if part.needed}
+        if missing := sorted(needed - stored.keys()):
             problems.append(f"missing: {name_list(missing)}")
         if extra := sorted(stored.keys() - wanted.keys()):
             problems.append(f"unexpected: {name_list(extra)}")
@@ -261,6 +273,8 @@ def _can_hold(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
     """Whether values of a stored type may be read as `wanted`: floats are rounded, integers not."""
     if stored is None or stored.is_floating_point != wanted.is_floating_point:
         return False
+    if torch.float8_e4m3fn in (stored, wanted):  # a code, which means nothing without its scale
+        return stored == wanted
     return wanted.is_floating_point or torch.promote_types(stored, wanted) == wanted
 
 
@@ -274,7 +288,7 @@ def _shape_problems(
     stored: Mapping[str, Source], wanted: Mapping[str, StoredPart]
 ) -> Iterator[str]:
     for name in sorted(wanted.keys() & stored.keys()):
-        if stored[name].tensor.shape != wanted[name].shape:
+        if stored[name].tensor.shape not in (wanted[name].shape, *wanted[name].also):
             found = stored[name].tensor.shape
             yield f"{shown(name)} has the shape {found}, not {wanted[name].shape}"
 

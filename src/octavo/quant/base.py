@@ -9,7 +9,7 @@ this one, known by name to `quant.registry`.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol
 
@@ -18,8 +18,8 @@ import torch
 from octavo.errors import CheckpointError, ConfigError, nearest, shown
 from octavo.kernels.codes import Codes as Codes
 
-NONE, INT8, INT4 = "none", "int8", "int4"
-METHODS = (INT8, INT4)  # names that `quantization=` takes
+NONE, INT8, INT4, FP8 = "none", "int8", "int4", "fp8"
+METHODS = (INT8, INT4, FP8)  # names that `quantization=` takes
 HEAD = "lm_head"
 
 
@@ -45,11 +45,15 @@ class StoredPart:
     """One of the tensors that a quantized weight is stored as.
 
     dtype: what it is read as. A float type takes any stored float, rounded; an integer type takes
-    stored integers that it can represent.
+    stored integers that it can represent, float8 only itself.
+    also: other shapes that it may have. needed: whether it must be there; decoding gets those
+    that are.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    also: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    needed: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

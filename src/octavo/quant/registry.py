@@ -10,11 +10,12 @@ from typing import Any
 from octavo.errors import CheckpointError, ConfigError, shown
 from octavo.quant import gguf
 from octavo.quant.awq import Awq
-from octavo.quant.base import BlockCodec, CheckpointQuantization, QuantizationFields
+from octavo.quant.base import METHODS, BlockCodec, CheckpointQuantization, QuantizationFields
+from octavo.quant.fp8 import CompressedTensors, Fp8
 from octavo.quant.gptq import Gptq
 
 _BUILT_IN: Mapping[str, type[CheckpointQuantization]] = MappingProxyType(
-    {kind.METHOD: kind for kind in (Awq, Gptq)}
+    {kind.METHOD: kind for kind in (Awq, Gptq, Fp8, CompressedTensors)}
 )
 # The one table that grows at run time: registering is what `register_quantization` is for.
 _registered: dict[str, type[CheckpointQuantization]] = {}
@@ -63,7 +64,8 @@ def describe(config: Any, source: str) -> CheckpointQuantization:
 
 def check_agrees(quantization: str | None, stored: CheckpointQuantization | None) -> None:
     """Raise ConfigError if `quantization` asks for something else than the checkpoint holds."""
-    if quantization in methods() and (stored is None or quantization != stored.METHOD):
+    only_stored = set(methods()) - set(METHODS)
+    if quantization in only_stored and (stored is None or quantization != stored.METHOD):
         holds = "no quantized weights" if stored is None else f"weights of {stored.METHOD!r}"
         raise ConfigError(
             f"quantization {quantization!r} is for checkpoints that are stored so; this one holds "

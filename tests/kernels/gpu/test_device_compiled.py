@@ -99,9 +99,9 @@ def make(folder: Path, **options: Any) -> ModelRunner:
 @pytest.mark.parametrize(
     "options",
     [{}, {"dtype": "bfloat16"}, {"quantization": "int4"},
-     {"quantization": "int8", "kv_cache_dtype": "int8"},
+     {"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "fp8"},
      {"deterministic": True, "enforce_eager": True}],
-    ids=["plain", "bfloat16", "int4", "int8", "deterministic"],
+    ids=["plain", "bfloat16", "int4", "int8", "fp8", "deterministic"],
 )  # fmt: skip
 def test_nothing_is_compiled_while_serving(
     tmp_path: Path, launched: Keys, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

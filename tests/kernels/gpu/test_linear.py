@@ -99,3 +99,60 @@ def test_packed_codes_hold_the_second_span_in_the_high_halves() -> None:
     assert packed.shape == (1, 32)
     assert packed[0, :8].tolist() == [i | i << 4 for i in range(8)]
     assert packed[0, 16:24].tolist() == [(i + 32) % 16 for i in range(8)]
+
+
+def _fp8(n: int, k: int, group: int) -> Codes:
+    """With every code that is a number, subnormals too, in each row."""
+    torch.manual_seed(n + k)
+    every = torch.arange(256, dtype=torch.uint8)
+    every = every[(every & 0x7F) != 0x7F].repeat(n, k // 254 + 1)[:, :k]
+    order = torch.rand(n, k).argsort(1)
+    codes = every.gather(1, order).view(torch.float8_e4m3fn)
+    scale = torch.rand(n, -(-k // group)) * 0.01 + 0.001
+    return Codes(codes, scale, torch.zeros_like(scale), group, 8)
+
+
+@pytest.mark.parametrize(("dtype", "native"), [(torch.float32, False), (torch.float16, True)])
+@pytest.mark.parametrize(("n", "k", "group"), [(70, 300, 128), (33, 260, 260)])
+def test_fp8(n: int, k: int, group: int, dtype: torch.dtype, native: bool) -> None:
+    """Converted by the GPU, or from the bits of codes."""
+    _check_fp8(n, k, group, dtype, native)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(70, 300, 128), (33, 260, 260), (40, 270, 32), (64, 256, 64)]
+)
+def test_fp8_in_more_shapes(n: int, k: int, group: int, dtype: torch.dtype, native: bool) -> None:
+    _check_fp8(n, k, group, dtype, native)
+
+
+def _check_fp8(n: int, k: int, group: int, dtype: torch.dtype, native: bool) -> None:
+    codes = _fp8(n, k, group)
+    products = GpuProducts(dtype, False, converts_fp8=native)
+    for rows, bias in ((1, None), (17, torch.randn(n).to(dtype))):
+        x = torch.randn(rows, k + 8).to(dtype)[:, :k]
+        product = products.make(codes, bias, method="fp8")
+        expected = F.linear(x.float(), codes.values(), None if bias is None else bias.float())
+        assert_close(product(x), expected)
+    assert products.explain() == "cuBLAS; 2 products on codes in Triton"
+
+
+def test_parts_of_a_sum_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "parts_of", lambda outputs, inputs: 3)
+    for group in (128, 500):
+        codes, bias, x = _fp8(40, 500, group), torch.randn(40), torch.randn(5, 500)
+        product = GpuProducts(torch.float32, False).make(codes, bias, method="fp8")
+        assert_close(product(x), F.linear(x, codes.values(), bias))
+
+
+def test_weights_are_rounded_to_fp8() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(30, 96)
+    codes = as_codes(weight, "fp8")
+    assert codes.are_floats
+    assert codes.codes.float().abs().amax(1).eq(448).all()
+    error = (codes.values() - weight).abs() / weight.abs().clamp(min=1e-2)
+    assert error.max() < 2**-4 + 1e-3

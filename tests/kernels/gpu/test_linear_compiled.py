@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.kernels.gpu import matmul
-from octavo.kernels.gpu.linear import CODE_TILES, DENSE_TILES, Tile
+from octavo.kernels.gpu.linear import CODE_TILES, DENSE_TILES, FP8_TILES, Tile, fp8_span
 from ptx import SHARED_MEMORY, Compiled, compile_for
 
 INTS = dict.fromkeys(("M", "N", "K"), "i32")
@@ -44,6 +44,40 @@ def test_products_of_few_rows_on_4_bit_codes(capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_products_on_codes(capability: int, most: int, bits: int, span: int) -> None:
     _check(capability, _codes(capability, CODE_TILES[most], bits, span))
+
+
+def _fp8(capability: int, tile: Tile, group: int, native: bool) -> Compiled:
+    """group: 0 for a scale per output."""
+    types = {
+        "y": "*bf16", "x": "*bf16", "codes": "*fp8e4nv" if native else "*u8", "scale": "*fp32",
+        "bias": "*bf16", "stride_x": "i32", "stride_codes": "i32", "stride_scale": "i32", **INTS,
+    }  # fmt: skip
+    span = fp8_span(group, group == 0, tile.rows)
+    assert span is not None
+    constants = {
+        "ROWS": tile.rows, "OUTPUTS": tile.outputs, "SPAN": span, "SPANS": group // span,
+        "PARTS": 1, "BIAS": False, "NATIVE": native, "WIDE": False,
+    }  # fmt: skip
+    return compile_for(capability, matmul.multiply_fp8, types, constants, tile.num_warps,
+                       tile.num_stages, unaligned=("M", "stride_scale"))  # fmt: skip
+
+
+@pytest.mark.parametrize(("capability", "native"), [(80, False), (90, True)])
+def test_products_of_few_rows_on_fp8(capability: int, native: bool) -> None:
+    built = _fp8(capability, FP8_TILES[16], 128, native)
+    _check(capability, built)
+    assert built.count("cp.async.cg") >= 8
+    if native:
+        assert built.count(r"cvt\.\S*e4m3x2") >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("group", [0, 32, 128])
+@pytest.mark.parametrize("most", MOST)
+@pytest.mark.parametrize(("capability", "native"), [(80, False), (90, False), (90, True)])
+def test_products_on_fp8(capability: int, native: bool, most: int, group: int) -> None:
+    _check(capability, _fp8(capability, FP8_TILES[most], group, native))
 
 
 @pytest.mark.slow

@@ -39,6 +39,11 @@ def check(device: torch.device) -> None:
         )
 
 
+def converts_fp8(device: torch.device) -> bool:
+    """Whether the GPU converts float8_e4m3fn itself."""
+    return torch.cuda.get_device_capability(device) >= OLDEST_FP8
+
+
 def check_kv(device: torch.device, kv_dtype: str) -> None:
     """Raise ConfigError if the GPU cannot hold the KV cache in `kv_dtype`."""
     if not kv_dtype.startswith("fp8"):

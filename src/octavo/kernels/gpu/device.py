@@ -18,7 +18,7 @@ from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call
-from octavo.kernels.gpu.linear import INT4, INT8, GpuProducts
+from octavo.kernels.gpu.linear import FP8, INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.sampling import Items, Logprobs
 
@@ -36,9 +36,10 @@ class _TritonDevice:
     runs_ahead = True
     # Plain torch is so slow that it must be asked for.
     attention_order: Sequence[str] = ("triton",)
-    quantization: Sequence[str] = (INT8, INT4)
+    quantization: Sequence[str] = (INT8, INT4, FP8)
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
+    _converts_fp8 = False
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class _TritonDevice:
         return Ops.of(fused_call, "Triton kernels")
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
-        return GpuProducts(dtype, deterministic)
+        return GpuProducts(dtype, deterministic, self._converts_fp8)
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         return False
@@ -112,6 +113,7 @@ class CudaDevice(_TritonDevice):
         self._device = cards.card(config.device)
         cards.check_kv(self._device, config.kv_cache_dtype)
         torch.cuda.set_device(self._device)
+        self._converts_fp8 = cards.converts_fp8(self._device)
         self._graph_sizes = config.graph_sizes
         self._graphs = graph.CudaGraphs()
         self._inputs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}

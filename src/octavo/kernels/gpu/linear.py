@@ -14,7 +14,7 @@ from octavo.kernels.codes import Codes, round_to_codes
 from octavo.kernels.gpu import matmul
 from octavo.kernels.gpu.matmul import is_wide
 
-INT8, INT4 = "int8", "int4"
+INT8, INT4, FP8 = "int8", "int4", "fp8"
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 # Inputs that share a scale; the largest that divides a group is used.
@@ -36,6 +36,8 @@ class Tile:
 # By the most rows that each serves.
 CODE_TILES = {16: Tile(16, 64, 4, 4), 64: Tile(64, 64, 4, 3), 2**31: Tile(128, 128, 8, 3)}
 DENSE_TILES = {16: Tile(16, 64, 4, 4), 2**31: Tile(128, 128, 8, 3)}
+# Of float8 codes.
+FP8_TILES = {16: Tile(16, 64, 4, 4), 64: Tile(64, 64, 4, 3), 2**31: Tile(128, 128, 8, 3)}
 _WIDE_TILES = {2**31: Tile(32, 32, 4, 2)}
 
 
@@ -55,8 +57,10 @@ def parts_of(outputs: int, inputs: int) -> int:
 class GpuProducts:
     """Creates the products of one model."""
 
-    def __init__(self, dtype: torch.dtype, deterministic: bool) -> None:
+    def __init__(self, dtype: torch.dtype, deterministic: bool, converts_fp8: bool = False) -> None:
+        """converts_fp8: whether the GPU converts float8_e4m3fn itself."""
         self._dtype, self._deterministic = dtype, deterministic
+        self._converts_fp8 = converts_fp8
         self._coded = 0
 
     def make(
@@ -69,7 +73,10 @@ class GpuProducts:
         """See `layers.linear.Products.make`."""
         if method != "none":
             coded = as_codes(weight, method)
-            if span_of(coded.group) is not None:
+            if coded.are_floats and (coded.is_one_group or span_of(coded.group)):
+                self._coded += 1
+                return Fp8Product(coded, bias, self._converts_fp8)
+            if not coded.are_floats and span_of(coded.group):
                 self._coded += 1
                 return CodedProduct(coded, bias, self._dtype)
             weight = coded
@@ -94,13 +101,19 @@ class GpuProducts:
 def as_codes(weight: torch.Tensor | Codes, method: str) -> Codes:
     """`weight` [N, K] in codes: as they are stored, or rounded here.
 
-    int8: 255 levels per output, symmetric; int4: 16 levels in each group of 32.
+    int8: 255 levels per output, symmetric; int4: 16 levels in each group of 32; fp8: float8_e4m3fn
+    with a scale per output.
     """
     if isinstance(weight, Codes):
         return weight
     if method == INT4:
         return round_to_codes(weight)
-    scale = weight.abs().amax(1, keepdim=True).float().clamp(min=1e-30) / 127
+    most = weight.abs().amax(1, keepdim=True).float().clamp(min=1e-30)
+    if method == FP8:
+        scale = most / torch.finfo(torch.float8_e4m3fn).max
+        codes = (weight.float() / scale).to(torch.float8_e4m3fn)
+        return Codes(codes, scale, torch.zeros_like(scale), weight.shape[1], 8)
+    scale = most / 127
     codes = (weight.float() / scale).round().add_(128).to(torch.uint8)
     return Codes(codes, scale, -128 * scale, weight.shape[1], 8)
 
@@ -136,6 +149,44 @@ class CodedProduct:
             OUTPUTS=tile.outputs, SPAN=self._span, SPANS=self._spans, BITS=self._bits,
             PARTS=self._parts, BIAS=self._bias is not None, WIDE=self._wide,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+        return _added(y, sums, self._bias, self._parts)
+
+
+def fp8_span(group: int, single: bool, rows: int) -> int | None:
+    """Inputs that are multiplied at once, of float8 codes in groups, or in a single one; None for
+    groups that have no such. rows: of a tile; large ones have registers for 64."""
+    most = (128,) if rows == FP8_TILES[16].rows else ()
+    return next((span for span in (*most, *_SPANS) if single or group % span == 0), None)
+
+
+class Fp8Product:
+    """x W^T + b on float8_e4m3fn, converted in registers."""
+
+    def __init__(self, codes: Codes, bias: torch.Tensor | None, native: bool) -> None:
+        self._n, self._k = codes.codes.shape
+        self._single, self._group, self._native = codes.is_one_group, codes.group, native
+        bits = F.pad(codes.codes.view(torch.uint8), (0, -self._k % 128)).contiguous()
+        self._codes = bits.view(torch.float8_e4m3fn) if native else bits
+        self._scale = (codes.scale if native else codes.scale * 256).contiguous()
+        self._bias = bias
+        self._parts = parts_of(self._n, self._k)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [rows, K], rows may be apart; returns [rows, N]."""
+        rows = len(x)
+        tile = tile_for(FP8_TILES, rows, x.dtype)
+        span = fp8_span(self._group, self._single, tile.rows)
+        assert span is not None
+        y, sums = _outputs(x, self._n, self._parts)
+        grid = (-(-self._n // tile.outputs), -(-rows // tile.rows), self._parts)
+        matmul.multiply_fp8[grid](
+            sums, x, self._codes, self._scale, self._scale if self._bias is None else self._bias,
+            rows, self._n, self._k, x.stride(0), self._codes.stride(0), self._scale.stride(0),
+            ROWS=tile.rows, OUTPUTS=tile.outputs, SPAN=span,
+            SPANS=0 if self._single else self._group // span,
+            PARTS=self._parts, BIAS=self._bias is not None, NATIVE=self._native,
+            WIDE=is_wide(x.dtype), num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return _added(y, sums, self._bias, self._parts)
 

@@ -6,6 +6,9 @@ codes of the first span are the low halves of the bytes, those of the second the
 byte is unpacked without moving anything between threads, and each span has one scale per output
 (a span is a group, or a part of one).
 
+float8_e4m3fn codes are converted to the type of x, which holds each of them, and multiplied; scales
+are applied to sums in float32: to those of a group, or to the whole sum where there is one group.
+
 Every sum runs over the inputs in order, in one program or in a fixed number of parts that are
 added in order: the number depends on the shape of the weight only.
 """
@@ -84,6 +87,60 @@ def multiply_codes(
                 a, w = a.to(tl.float32), w.to(tl.float32)
             # The weights come first: a matrix unit takes its first operand from registers.
             acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+    _store(y, tl.trans(acc), bias, rows, outputs, alive[:, None] & inside[None, :], N, part, M,
+           PARTS, BIAS)  # fmt: skip
+
+
+@triton.jit
+def _from_fp8(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """float8_e4m3fn as `dtype`; or, of their bits in uint8, their 256th part.
+
+    The bits of a float8_e4m3fn in the places of a float16's stand for it over 2^8, by the biases of
+    the exponents; subnormals too.
+    """
+    if NATIVE:
+        values = codes.to(dtype)
+    else:
+        wide = codes.to(tl.uint16)
+        half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+        values = half.to(tl.float16, bitcast=True).to(dtype)
+    return values
+
+
+@triton.jit(do_not_specialize=["M"])
+def multiply_fp8(
+    y, x, codes, scale, bias, M, N, K, stride_x, stride_codes, stride_scale,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """y [M, N] = x [M, K] times weights in float8_e4m3fn; grid and PARTS as in `multiply_codes`.
+
+    codes: [N, stride_codes], padded with zeros to whole spans, uint8 unless NATIVE; scale: float32
+    [N, stride_scale], of groups of SPANS spans; of all inputs if SPANS is 0. WIDE: multiply in
+    float32.
+    """
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(2)
+    inside, alive = outputs < N, rows < M
+    spans = tl.cdiv(K, SPAN)
+    share = tl.cdiv(spans, PARTS)
+    line = codes + outputs.to(tl.int64)[:, None] * stride_codes + tl.arange(0, SPAN)[None, :]
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for span in range(part * share, min((part + 1) * share, spans)):
+        stored = tl.load(line + span * SPAN, mask=inside[:, None], other=0.0)
+        a = _inputs(x, rows, span * SPAN, alive, K, stride_x, SPAN)
+        w = _from_fp8(stored, a.dtype, NATIVE)
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        if SPANS:
+            of_group = tl.load(scale + outputs * stride_scale + span // SPANS, mask=inside,
+                               other=0.0)  # fmt: skip
+            acc += tl.dot(w, tl.trans(a), input_precision="ieee") * of_group[:, None]
+        else:
+            acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+    if not SPANS:
+        acc *= tl.load(scale + outputs * stride_scale, mask=inside, other=0.0)[:, None]
     _store(y, tl.trans(acc), bias, rows, outputs, alive[:, None] & inside[None, :], N, part, M,
            PARTS, BIAS)  # fmt: skip
 
