@@ -39,7 +39,6 @@ class _TritonDevice:
     quantization: Sequence[str] = (INT8, INT4, FP8)
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
-    _converts_fp8 = False
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
 
     def start(self) -> None:
@@ -55,7 +54,7 @@ class _TritonDevice:
         return Ops.of(fused_call, "Triton kernels")
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
-        return GpuProducts(dtype, deterministic, self._converts_fp8)
+        return GpuProducts(dtype, deterministic)
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         return False
@@ -113,7 +112,6 @@ class CudaDevice(_TritonDevice):
         self._device = cards.card(config.device)
         cards.check_kv(self._device, config.kv_cache_dtype)
         torch.cuda.set_device(self._device)
-        self._converts_fp8 = cards.converts_fp8(self._device)
         self._graph_sizes = config.graph_sizes
         self._graphs = graph.CudaGraphs()
         self._inputs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -127,6 +125,9 @@ class CudaDevice(_TritonDevice):
 
     def peak_of(self, step: Callable[[], object]) -> int:
         return memory.peak_of(self._device, step)
+
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
+        return GpuProducts(dtype, deterministic, cards.converts_fp8(self._device))
 
     def release(self) -> None:
         torch.cuda.empty_cache()
