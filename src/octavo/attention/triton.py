@@ -31,8 +31,10 @@ from octavo.kernels.gpu.attention import (
     Tile,
 )
 from octavo.kernels.gpu.matmul import is_wide
+from octavo.kernels.gpu.staging import Staging, copies_of
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
+_Kind = tuple[int, AttentionSpec]  # of layers: the KV group, and the spec
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _FORMS = {torch.int8: cache_kernels.INT8, torch.float8_e4m3fn: cache_kernels.FP8}
@@ -183,8 +185,7 @@ class _StaticWork:
         sizes = [tokens * JOIN_FIELDS, tokens * ITEM_FIELDS, self._capacity["split"] * ITEM_FIELDS]
         ends = np.cumsum([_HEADER, *sizes]).tolist()
         self._places = dict(zip(self._capacity, ends[:-1], strict=True))
-        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-        flat = self._host.to(device)
+        flat = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         self._flat = flat
         self._tables = torch.zeros(tokens, meta.max_blocks, dtype=torch.int32, device=device)
         self._items = {name: flat[at:] for name, at in self._places.items()}
@@ -192,19 +193,21 @@ class _StaticWork:
         self._partials = torch.empty(self._lines * per_line, device=device)
         self._moments = torch.empty(self._lines * spec.num_kv_heads * 2, device=device)
 
-    def fill(self, meta: AttentionMetadata, lists: WorkLists) -> _Work | None:
+    def fill(
+        self, kind: _Kind, meta: AttentionMetadata, lists: WorkLists, staging: Staging
+    ) -> _Work | None:
         """The work of a step in this memory; None if it does not fit."""
         parts = lists.parts()
         most = self._capacity
         if lists.lines > self._lines or any(len(parts[n]) > most[n] for n in parts):
             return None
-        host = self._host.numpy()
-        for i, (name, part) in enumerate(parts.items()):
-            host[_COUNT * i] = len(part)
-            at = self._places[name]
-            host[at : at + part.size] = part.ravel()
         used = self._places["split"] + lists.split.size
-        self._flat[:used].copy_(self._host[:used], non_blocking=True)
+        flat = np.zeros(used, np.int32)
+        for i, (name, part) in enumerate(parts.items()):
+            flat[_COUNT * i] = len(part)
+            at = self._places[name]
+            flat[at : at + part.size] = part.ravel()
+        staging.fill(("static", *kind), flat, self._flat[:used])
         rows, blocks = meta.block_tables.shape
         self._tables[:rows, :blocks] = meta.block_tables
         return _Work(meta, self._tables, self._items, self._counts, self._partials, self._moments)
@@ -227,8 +230,9 @@ class TritonAttention:
     )
 
     def __init__(self) -> None:
-        self._work: dict[tuple[int, AttentionSpec], _Work] = {}
-        self._static: dict[tuple[int, AttentionSpec], _StaticWork] = {}
+        self._work: dict[_Kind, _Work] = {}
+        self._static: dict[_Kind, _StaticWork] = {}
+        self._staging: Staging | None = None
 
     def kv_layout(
         self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
@@ -342,7 +346,8 @@ class TritonAttention:
         kind = (meta.group, spec)
         if kind not in self._static:
             self._static[kind] = _StaticWork(meta, spec, captured_tokens)
-        work = self._static[kind].fill(meta, self._lists(meta, spec, dtype))
+        lists, staging = self._lists(meta, spec, dtype), self._staged(meta)
+        work = self._static[kind].fill(kind, meta, lists, staging)
         if work is not None:
             self._work[kind] = work
         return work is not None
@@ -355,6 +360,11 @@ class TritonAttention:
         if work is None or work.meta is not meta:
             work = self._work[meta.group, spec] = self._plan(meta, spec, dtype)
         return work
+
+    def _staged(self, meta: AttentionMetadata) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(copies_of(meta.query_starts.device))
+        return self._staging
 
     def _lists(self, meta: AttentionMetadata, spec: AttentionSpec, dtype: torch.dtype) -> WorkLists:
         split, whole = tiles(spec, dtype).values()
@@ -370,7 +380,7 @@ class TritonAttention:
         counts = np.zeros(_HEADER, np.int32)
         counts[: _COUNT * len(parts) : _COUNT] = [len(part) for part in parts.values()]
         flat = np.concatenate([counts, *(part.ravel() for part in parts.values())])
-        moved = torch.from_numpy(flat).to(device)
+        (moved,) = self._staged(meta).send((meta.group, spec), [flat])
         items: dict[str, torch.Tensor] = {}
         at = _HEADER
         for name, part in parts.items():

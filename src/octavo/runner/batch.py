@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.attention.base import AttentionMetadata, HostLengths
 from octavo.core.plan import PlanRow, StepPlan
-from octavo.runner.device import Device
+from octavo.runner.device import Device, DrawsAhead
 
 Tables = NDArray[np.int32]
 Indices = NDArray[np.int64]
@@ -20,9 +20,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """token_ids: int64 [tokens]. metas: one per KV group. sample_index: int64 [sampled tokens],
-    those whose logits are needed, in the plan's order: of each row that draws its last token, and
-    before it one for each draft."""
+    """token_ids: int64 [tokens]; -1 - i for draw i of the step before. metas: one per KV group.
+    sample_index: int64 [sampled tokens], those whose logits are needed, in the plan's order: of
+    each row that draws its last token, and before it one for each draft."""
 
     token_ids: torch.Tensor
     metas: tuple[AttentionMetadata, ...]
@@ -41,7 +41,9 @@ class BatchBuilder:
         self.block_size = block_size
         self.num_groups = num_groups
         self._max_blocks = max_blocks
-        self._device = device
+        self._tensor = device.tensor
+        # Where it takes one copy to send all inputs, and else one for each.
+        self._tensors = device.tensors if isinstance(device, DrawsAhead) else None
         self._tables = np.zeros((num_groups, 0, max_blocks), np.int32)  # [groups, rows, blocks]
         self._written: list[tuple[tuple[int, ...], ...]] = []
 
@@ -50,21 +52,31 @@ class BatchBuilder:
         counts = np.fromiter((len(r.token_ids) for r in rows), np.int64, len(rows))
         starts = np.fromiter((r.start for r in rows), np.int64, len(rows))
         ends = np.cumsum(counts)
-        tokens = np.array([t for r in rows for t in r.token_ids], np.int64)
+        tokens = np.array([t for r in rows for t in _token_ids(r)], np.int64)
         row_of = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(tokens)) + (starts - ends + counts)[row_of]
         tables = self._fill_tables(rows)
         size = self.block_size
         seq_lens = starts + counts
         most_blocks = int(-(-seq_lens.max() // size))
-        tensor = self._device.tensor
         host = HostLengths(np.concatenate(([0], ends)).astype(np.int32), seq_lens.astype(np.int32))
+        arrays: dict[str, NDArray[np.generic]] = {
+            "token_ids": tokens,
+            "query_starts": host.query_starts,
+            "seq_lens": host.seq_lens,
+            "positions": positions,
+            "sample_index": _sample_index(rows, ends),
+        }
+        for group, table in enumerate(tables):
+            arrays[f"block_tables.{group}"] = table[:, :most_blocks]
+            arrays[f"slots.{group}"] = _slots(table, row_of, positions, size)
+        sent = self._sent(arrays)
         meta = AttentionMetadata(
-            query_starts=tensor("query_starts", host.query_starts),
-            seq_lens=tensor("seq_lens", host.seq_lens),
-            block_tables=tensor("block_tables", tables[0, :, :most_blocks]),
-            slots=tensor("slots", _slots(tables[0], row_of, positions, size)),
-            positions=tensor("positions", positions),
+            query_starts=sent["query_starts"],
+            seq_lens=sent["seq_lens"],
+            block_tables=sent["block_tables.0"],
+            slots=sent["slots.0"],
+            positions=sent["positions"],
             num_tokens=len(tokens),
             num_rows=len(rows),
             max_query_len=int(counts.max()),
@@ -76,14 +88,20 @@ class BatchBuilder:
         others = [
             replace(
                 meta,
-                block_tables=tensor(f"block_tables.{group}", tables[group, :, :most_blocks]),
-                slots=tensor(f"slots.{group}", _slots(tables[group], row_of, positions, size)),
+                block_tables=sent[f"block_tables.{group}"],
+                slots=sent[f"slots.{group}"],
                 group=group,
             )
             for group in range(1, self.num_groups)
         ]
-        sample_index = tensor("sample_index", _sample_index(rows, ends))
-        return StepInputs(tensor("token_ids", tokens), (meta, *others), sample_index)
+        return StepInputs(sent["token_ids"], (meta, *others), sent["sample_index"])
+
+    def _sent(self, arrays: dict[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
+        """The arrays on the device."""
+        if self._tensors:
+            tensors = self._tensors("inputs", list(arrays.values()))
+            return dict(zip(arrays, tensors, strict=True))
+        return {name: self._tensor(name, array) for name, array in arrays.items()}
 
     def _fill_tables(self, rows: tuple[PlanRow, ...]) -> Tables:
         """[groups, rows, max_blocks]"""
@@ -99,6 +117,10 @@ class BatchBuilder:
                     table[index, len(blocks) : before] = 0
                 self._written[index] = row.block_ids
         return self._tables[:, : len(rows)]
+
+
+def _token_ids(row: PlanRow) -> tuple[int, ...]:
+    return row.token_ids if row.from_draw is None else (-1 - row.from_draw,)
 
 
 def _slots(tables: Tables, row_of: Indices, positions: Indices, block_size: int) -> Indices:

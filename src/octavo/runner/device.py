@@ -18,7 +18,7 @@ from octavo.config import EngineConfig
 from octavo.devices import OLDEST_GPU
 from octavo.errors import ConfigError, triton_needed
 from octavo.kernels.capture import StepCapture
-from octavo.kernels.sampling import SamplingKernels
+from octavo.kernels.sampling import EditsLogits, Items, Logprobs, SamplingKernels
 from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
 
@@ -128,6 +128,37 @@ class Accelerator(Device, Protocol):
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether `error` says that the device had too little memory."""
+        ...
+
+
+@runtime_checkable
+class DrawsAhead(Accelerator, EditsLogits, Protocol):
+    """Optional interface of an accelerator that draws, and takes the tokens as the next step's
+    inputs, without the host, which reads results later. Nothing here waits for the device.
+    """
+
+    def tensors(self, name: str, arrays: Sequence[NDArray[np.generic]]) -> tuple[torch.Tensor, ...]:
+        """As `tensor`, for the inputs that a step needs together."""
+        ...
+
+    def launch_draws(self, logits: torch.Tensor, items: Items) -> torch.Tensor:
+        """`draw`: int64 [items, 2] on the device, `token` and `status` of each item."""
+        ...
+
+    def launch_logprobs(
+        self, logits: torch.Tensor, items: Items, drawn: torch.Tensor | None = None
+    ) -> Callable[[], Logprobs]:
+        """`logprobs`, which the answer waits for. drawn: a result of `launch_draws`; the token of
+        an item is then the number of its draw there."""
+        ...
+
+    def take_drawn(self, token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
+        """Replace -1 - i in `token_ids`, int64 [tokens], by the token of draw i of `drawn`, a
+        result of `launch_draws`; by any token where the draw failed."""
+        ...
+
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], NDArray[np.int64]]:
+        """Begin to copy a contiguous int64 tensor to the host; the answer waits for it."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -31,8 +31,9 @@ from octavo.errors import counted
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Prepared, kv_dtype, load, prepare
-from octavo.runner.batch import BatchBuilder
-from octavo.runner.device import Accelerator, Device, create_device
+from octavo.runner.batch import BatchBuilder, StepInputs
+from octavo.runner.device import Accelerator, Device, DrawsAhead, create_device
+from octavo.runner.draws import Draws, launch_prompt_logprobs
 from octavo.runner.kv_cache import KVCache, kv_layout
 from octavo.runner.memory import shown
 from octavo.runner.out_of_memory import Parts, Results, Rows, at_start
@@ -48,8 +49,8 @@ logger = get_logger(__name__)
 _LOGITS_AT_ONCE = 2**25
 _PROBE_TOKENS = 256
 T = TypeVar("T")
-# The model's [tokens, H], and the index of the sampled tokens in it.
-Output = tuple[torch.Tensor, torch.Tensor]
+# The model's [tokens, H], and the inputs that it had.
+Output = tuple[torch.Tensor, StepInputs]
 
 # Attributes that hold tensors.
 _HEAVY = ("_last", "captured", "cache", "builder", "model", "backend")
@@ -59,13 +60,15 @@ _HEAVY = ("_last", "captured", "cache", "builder", "model", "backend")
 class _Launched:
     """A step that the device computes, or has computed.
 
-    output: until tokens are drawn from it; None if the device has too little memory for all rows
-    at once. result: then.
+    finish: waits for its results; None if the device had too little memory for all rows at once.
+    drawn: where the device draws ahead, the tokens of its draws, int64 [draws, 2] on the device.
+    result: once it was asked for.
     """
 
     step: int
     rows: Rows
-    output: Output | None = None
+    finish: Callable[[], Results | None] | None = None
+    drawn: torch.Tensor | None = None
     result: StepResult | None = None
 
 
@@ -93,6 +96,7 @@ class ModelRunner:
             self.model: Decoder = load(prepared, config, self.device)
         loaded = time.perf_counter()
         self._accelerator = self.device if isinstance(self.device, Accelerator) else None
+        self._draws_ahead = self.device if isinstance(self.device, DrawsAhead) else None
         self._parts = Parts(self._accelerator) if self._accelerator else None
         self.runs_ahead = bool(self._accelerator and self._accelerator.runs_ahead)
         with (
@@ -122,35 +126,49 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begin a step: `execute` up to the draws. See `engine.executor.Executor`.
+        """Begin a step. See `engine.executor.Executor`.
 
-        The inputs of a step are in the memory of those of the step before, which is therefore
-        finished first.
+        A device that draws ahead is given all of it at once, and takes tokens that the step
+        before draws as they are drawn. On another one the step before is finished first.
         """
         rows, last, self._last = plan.rows, self._last, None
-        if last:
-            before = self._finish(last)
-            if any(row.from_draw is not None for row in rows):
-                rows = resolved(rows, draws(last.rows, before.rows))
+        if last and not self._may_follow(last):
+            rows = self._resolved(rows, last)
         if plan.copies:
             self.cache.copy(plan.copies)
         step = _Launched(plan.step, rows)
-        if rows:
-            self._last = step
-            step.output = self._whole(self._launch, rows)
-        else:
+        if not rows:
             step.result = StepResult(plan.step, ())
+            return partial(self._finish, step)
+        self._last = step
+        if self._draws_ahead is None:
+            output = self._whole(self._launch, rows)
+            if output is not None:
+                step.finish = partial(self._whole, partial(self._results, output), rows)
+        elif not self._whole(lambda _: self._launch_with_draws(step, last), rows):
+            step.rows, step.drawn, step.finish = self._resolved(step.rows, last), None, None
         return partial(self._finish, step)
+
+    def _may_follow(self, last: _Launched) -> bool:
+        """Whether a step can take tokens from `last` on the device."""
+        return self._draws_ahead is not None and last.finish is not None and last.result is None
+
+    def _resolved(self, rows: Rows, last: _Launched | None) -> Rows:
+        """`rows` with the tokens that the step before drew, which is waited for."""
+        if last is None:
+            return rows
+        before = self._finish(last)
+        if not any(row.from_draw is not None for row in rows):
+            return rows
+        return resolved(rows, draws(last.rows, before.rows))
 
     @torch.inference_mode()
     def _finish(self, step: _Launched) -> StepResult:
         if step.result is None:
             if self._accelerator:
                 self._accelerator.make_current()  # another thread may have launched it
-            results = None
-            if step.output is not None:
-                results = self._whole(partial(self._results, step.output), step.rows)
-            step.output = None  # also where the step is computed again, in parts
+            results = step.finish() if step.finish else None
+            step.finish = None  # also where the step is computed again, in parts
             if results is None:
                 assert self._parts
                 results = self._parts(self._compute, step.rows)
@@ -162,30 +180,66 @@ class ModelRunner:
         return self._parts.whole(call, rows) if self._parts else call(rows)
 
     def _compute(self, rows: Rows) -> Results:
+        if self._draws_ahead is not None:
+            step = _Launched(0, rows)
+            self._launch_with_draws(step, None)
+            assert step.finish
+            return step.finish() or ()
         return self._results(self._launch(rows), rows)
 
-    def _launch(self, rows: Rows) -> Output:
+    def _launch(self, rows: Rows, before: torch.Tensor | None = None) -> Output:
+        """before: the tokens of the draws that rows follow."""
         inputs = self.builder.build(StepPlan(0, rows))
+        if before is not None and self._draws_ahead is not None:
+            self._draws_ahead.take_drawn(inputs.token_ids, before)
         hidden = None
         if self.captured:
             hidden = self.captured.forward(inputs.token_ids, inputs.metas)
         if hidden is None:
             metas = self.cache.per_layer(inputs.metas)
             hidden = self.model.forward(inputs.token_ids, metas, self.cache.layers)
-        return hidden, inputs.sample_index
+        return hidden, inputs
+
+    def _launch_with_draws(self, step: _Launched, last: _Launched | None) -> bool:
+        """Launch all of a step. True: it was."""
+        device = self._draws_ahead
+        assert device is not None
+        follows = any(row.from_draw is not None for row in step.rows)
+        hidden, inputs = self._launch(step.rows, last.drawn if follows and last else None)
+        if any(row.from_draw is not None and _looks_back(row) for row in step.rows):
+            # The step before is done, or nearly, while this one computes what it draws from.
+            step.rows = self._resolved(step.rows, last)
+        drawing = [row for row in step.rows if row.samples]
+        made = Draws(device)
+        if drawing:
+            for logits, specs, owners in self._drawing(hidden[inputs.sample_index], drawing):
+                made.launch(logits, specs, owners)
+        prompts = self._prompt_logprobs(step.rows, hidden, partial(launch_prompt_logprobs, device))
+        step.drawn, rows = made.tokens(), step.rows
+        done = None if drawing else device.fetch(inputs.token_ids[:1])
+
+        def finish() -> Results:
+            if done:  # nothing is read; but the next step but one may not begin before
+                done()
+            read = {name: tuple(e for part in parts for e in part()) for name, parts in prompts}
+            return _row_results(rows, iter(made.read()), read)
+
+        step.finish = finish
+        return True
 
     def _results(self, output: Output, rows: Rows) -> Results:
-        hidden, sample_index = output
+        hidden, inputs = output
         drawing = [row for row in rows if row.samples]
         if not drawing and self._accelerator:
             # Drawing waits for the device; else the next step would change inputs under it.
             self._accelerator.synchronize()
-        drawn = self._draw(hidden[sample_index], drawing) if drawing else iter(())
-        prompts = self._prompt_logprobs(rows, hidden)
-        return tuple(
-            _row_result(row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ()))
-            for row in rows
-        )
+        drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
+        take = partial(prompt_logprobs, self.device)
+        prompts = {
+            name: tuple(entry for entries in parts for entry in entries)
+            for name, parts in self._prompt_logprobs(rows, hidden, take)
+        }
+        return _row_results(rows, drawn, prompts)
 
     def explain(self) -> dict[str, str]:
         captured = self.captured
@@ -221,7 +275,10 @@ class ModelRunner:
                 self.limits.block_size,
                 len(self.layout.groups),
             ):
-                self.execute(plan)
+                # The last step of each size follows the one before it, which is not read before.
+                result = self.submit(plan)
+                if any(row.from_draw is not None for row in plan.rows):
+                    result()
             self.captured = captured
         self.device.warm_up()
 
@@ -241,42 +298,43 @@ class ModelRunner:
 
     def _draw(self, hidden: torch.Tensor, rows: list[PlanRow]) -> Iterator[Sampled]:
         """hidden: [sampled tokens, hidden]. A result per sample spec, in the plan's order."""
+        for logits, specs, owners in self._drawing(hidden, rows):
+            yield from sample(self.device, logits, specs, owners)
+
+    def _drawing(
+        self, hidden: torch.Tensor, rows: list[PlanRow]
+    ) -> Iterator[tuple[torch.Tensor, list[SampleSpec], list[int] | None]]:
+        """(logits, specs that draw from them, the row of each), in the plan's order."""
         count, groups = self._rows_of_logits, _specs_by_token(rows)
         for begin in range(0, len(groups), count):
             batch = groups[begin : begin + count]
             logits = self.model.logits(hidden[begin : begin + count])
             specs = [spec for group in batch for spec in group]
             if len(specs) == len(batch):
-                yield from sample(self.device, logits, specs)
+                yield logits, specs, None
             else:  # the choices of one prompt draw from one row of logits
-                owners = [i for i, group in enumerate(batch) for _ in group]
-                yield from sample(self.device, logits, specs, owners)
+                yield logits, specs, [i for i, group in enumerate(batch) for _ in group]
 
     def _prompt_logprobs(
-        self, rows: Sequence[PlanRow], hidden: torch.Tensor
-    ) -> dict[str, tuple[TokenLogprobs, ...]]:
-        found: dict[str, tuple[TokenLogprobs, ...]] = {}
-        begin = 0
+        self,
+        rows: Sequence[PlanRow],
+        hidden: torch.Tensor,
+        take: Callable[[torch.Tensor, Sequence[int], int], T],
+    ) -> list[tuple[str, list[T]]]:
+        """(request, `take` of logits, targets and k, for parts of them) of rows that ask."""
+        found: list[tuple[str, list[T]]] = []
+        begin, most = 0, self._rows_of_logits
         for row in rows:
-            end = begin + len(row.token_ids)
-            if row.num_prompt_logprobs is not None and row.prompt_targets:
-                found[row.request_id] = tuple(
-                    self._row_prompt_logprobs(
-                        hidden[begin:end], row.prompt_targets, row.num_prompt_logprobs
-                    )
-                )
-            begin = end
+            targets, k = row.prompt_targets, row.num_prompt_logprobs
+            if k is not None and targets:
+                parts = []
+                for at in range(0, len(targets), most):
+                    part = targets[at : at + most]
+                    logits = self.model.logits(hidden[begin + at : begin + at + len(part)])
+                    parts.append(take(logits, part, k))
+                found.append((row.request_id, parts))
+            begin += len(row.token_ids)
         return found
-
-    def _row_prompt_logprobs(
-        self, hidden: torch.Tensor, targets: Sequence[int], k: int
-    ) -> Iterator[TokenLogprobs]:
-        """Of `targets`, the tokens that follow the first ones of hidden [tokens, H]."""
-        most = self._rows_of_logits
-        for begin in range(0, len(targets), most):
-            batch = targets[begin : begin + most]
-            logits = self.model.logits(hidden[begin : begin + len(batch)])
-            yield from prompt_logprobs(self.device, logits, batch, k)
 
     @property
     def _rows_of_logits(self) -> int:
@@ -437,6 +495,20 @@ def _specs_by_token(rows: list[PlanRow]) -> list[tuple[SampleSpec, ...]]:
         else:
             groups.append(row.samples)
     return groups
+
+
+def _looks_back(row: PlanRow) -> bool:
+    """Whether its draws look at the tokens before."""
+    return any(spec.params.needs_history for spec in row.samples)
+
+
+def _row_results(
+    rows: Rows, drawn: Iterator[Sampled], prompts: Mapping[str, tuple[TokenLogprobs, ...]]
+) -> Results:
+    return tuple(
+        _row_result(row, [next(drawn) for _ in row.samples], prompts.get(row.request_id, ()))
+        for row in rows
+    )
 
 
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:

@@ -5,7 +5,9 @@ Their rows write to the same blocks, from 1 on, which must be unused.
 
 from collections.abc import Iterator, Sequence
 
-from octavo.core.plan import PlanRow, SampleSpec, StepPlan
+from msgspec.structs import replace
+
+from octavo.core.plan import NOT_DRAWN, PlanRow, SampleSpec, StepPlan
 from octavo.params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0)
@@ -43,7 +45,8 @@ def full_step(tokens: int, rows: int, window: int, block_size: int, num_groups: 
 def warm_up_steps(
     sizes: Sequence[int], most_tokens: int, most_rows: int, block_size: int, num_groups: int
 ) -> Iterator[StepPlan]:
-    """Steps of each size that fits: of one prompt, and of as many rows of one token."""
+    """Steps of each size that fits: of one prompt, of as many rows of one token, and of a token
+    that the step before draws."""
     for size in sorted({min(size, most_tokens) for size in sizes}):
         yield prompt_step(size, block_size, num_groups)
         rows = min(size, most_rows)
@@ -51,6 +54,8 @@ def warm_up_steps(
         yield StepPlan(
             0, tuple(_row(f"{n}", 1, block_size, num_groups, draw) for n, draw in enumerate(draws))
         )
+        row = _row("0", 1, block_size, num_groups, _PLAIN)
+        yield StepPlan(0, (replace(row, token_ids=(NOT_DRAWN,), from_draw=0),))
 
 
 def _row(

@@ -11,7 +11,7 @@ rows are unaffected. A logit of -inf is a token that cannot be drawn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -63,16 +63,25 @@ def sample(
     """
     if not specs:
         return []
-    at = range(len(specs)) if rows is None else rows
-    table = _for_kernels(logits)
-    items = np.zeros(len(specs), ops.ITEM)
-    if all(_is_argmax(spec) for spec in specs):
-        items["row"] = at
+    table = for_kernels(logits)
+    items, plain = items_of(specs, rows)
+    if plain:
         kernels.draw(table, items)
-        return _sampled(items, {}, {})
-    items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
+        return sampled(items, {}, {})
     errors = _draw(kernels, table, specs, items)
-    return _sampled(items, errors, _requested_logprobs(kernels, table, specs, items))
+    return sampled(items, errors, _requested_logprobs(kernels, table, specs, items))
+
+
+def items_of(specs: Sequence[SampleSpec], rows: Sequence[int] | None) -> tuple[ops.Items, bool]:
+    """The items of `sample`, and whether each draws its row's largest logit, and that is all."""
+    at = range(len(specs)) if rows is None else rows
+    items = np.zeros(len(specs), ops.ITEM)
+    plain = all(_is_argmax(spec) for spec in specs)
+    if plain:
+        items["row"] = at
+    else:
+        items[:] = [_item(spec, row) for spec, row in zip(specs, at, strict=True)]
+    return items, plain
 
 
 def prompt_logprobs(
@@ -84,15 +93,21 @@ def prompt_logprobs(
     """
     if not targets:
         return ()
-    table = _for_kernels(logits)
+    table = for_kernels(logits)
+    items = target_items(targets, k, table.shape[1])
+    return tuple(token_logprobs(items, kernels.logprobs(table, items)))
+
+
+def target_items(targets: Sequence[int], k: int, vocab: int) -> ops.Items:
+    """The items of `prompt_logprobs`."""
     items = np.zeros(len(targets), ops.ITEM)
     items["row"] = range(len(targets))
     items["token"] = targets
-    items["top_k"] = min(k, table.shape[1])
-    return tuple(_token_logprobs(kernels, table, items))
+    items["top_k"] = min(k, vocab)
+    return items
 
 
-def _for_kernels(logits: torch.Tensor) -> torch.Tensor:
+def for_kernels(logits: torch.Tensor) -> torch.Tensor:
     """float32 or bfloat16, contiguous."""
     table = logits.detach().contiguous()
     return table if table.dtype in (torch.float32, torch.bfloat16) else table.float()
@@ -100,10 +115,10 @@ def _for_kernels(logits: torch.Tensor) -> torch.Tensor:
 
 def _is_argmax(spec: SampleSpec) -> bool:
     params = spec.params
-    return params.greedy and params.logprobs is None and not _adjusts(spec)
+    return params.greedy and params.logprobs is None and not adjusts(spec)
 
 
-def _adjusts(spec: SampleSpec) -> bool:
+def adjusts(spec: SampleSpec) -> bool:
     """Whether anything changes this row's logits before temperature and filters."""
     params = spec.params
     return bool(
@@ -130,7 +145,7 @@ def _draw(
     items: ops.Items,
 ) -> dict[int, str]:
     """Fill in tokens and status; returns {spec: error} for specs with unknown ids."""
-    adjusted = [i for i, spec in enumerate(specs) if _adjusts(spec)]
+    adjusted = [i for i, spec in enumerate(specs) if adjusts(spec)]
     if not adjusted:
         kernels.draw(table, items)
         return {}
@@ -159,15 +174,31 @@ def _draw(
 def _draw_edited(
     kernels: EditsLogits, table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
 ) -> dict[int, str]:
-    """`_draw` from copies of rows on the device, as many at a time as there are rows."""
+    """`_draw` from copies of rows on the device."""
     errors: dict[int, str] = {}
+    for begin, copies, drawn in edited_rows(kernels, table, specs, items, errors):
+        kernels.draw(copies, drawn)
+        items["token"][begin : begin + len(drawn)] = drawn["token"]
+        items["status"][begin : begin + len(drawn)] = drawn["status"]
+    return errors
+
+
+def edited_rows(
+    kernels: EditsLogits,
+    table: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    items: ops.Items,
+    errors: dict[int, str],
+) -> Iterator[tuple[int, torch.Tensor, ops.Items]]:
+    """(first spec, copies of rows as the specs change them, items of these), as many at a time as
+    there are rows. Adds {spec: error} of specs with unknown ids."""
     vocab = table.shape[1]
     for begin in range(0, len(specs), len(table)):
         drawn = items[begin : begin + len(table)].copy()
         closed = np.zeros(len(drawn), np.bool_)
         changes = [np.zeros(0, ops.EDIT)]
         for n, spec in enumerate(specs[begin : begin + len(table)]):
-            if not _adjusts(spec):
+            if not adjusts(spec):
                 continue
             try:
                 changes.append(edits(spec, vocab))
@@ -178,10 +209,7 @@ def _draw_edited(
             closed[n] = spec.params.allowed_token_ids is not None
         copies = kernels.edited(table, drawn["row"].copy(), closed, np.concatenate(changes))
         drawn["row"] = range(len(drawn))
-        kernels.draw(copies, drawn)
-        items["token"][begin : begin + len(drawn)] = drawn["token"]
-        items["status"][begin : begin + len(drawn)] = drawn["status"]
-    return errors
+        yield begin, copies, drawn
 
 
 def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
@@ -195,9 +223,10 @@ def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
         np.left_shift(bits, 16, out=into.view(np.int32), dtype=np.int32)
 
 
-def _sampled(
+def sampled(
     items: ops.Items, errors: dict[int, str], logprobs: dict[int, TokenLogprobs]
 ) -> list[Sampled]:
+    """What was drawn, from items with `token` and `status`; errors, logprobs: by spec."""
     tokens, status = items["token"].tolist(), items["status"].tolist()
     if not errors and not logprobs and not any(status):
         return [Sampled(token) for token in tokens]
@@ -219,31 +248,37 @@ def _requested_logprobs(
     ]
     if not asking:
         return {}
-    wanted = items[asking]
-    wanted["top_k"] = [min(specs[i].params.logprobs or 0, table.shape[1]) for i in asking]
-    return dict(zip(asking, _token_logprobs(kernels, table, wanted), strict=True))
+    wanted = logprob_items(specs, items, asking, table.shape[1])
+    return dict(zip(asking, token_logprobs(wanted, kernels.logprobs(table, wanted)), strict=True))
 
 
-def _token_logprobs(
-    kernels: SamplingKernels, table: torch.Tensor, items: ops.Items
-) -> list[TokenLogprobs]:
-    """Of each item's `token` and of its `top_k` likeliest."""
-    ids, values = kernels.logprobs(table, items)
-    found = []
+def logprob_items(
+    specs: Sequence[SampleSpec], items: ops.Items, asking: Sequence[int], vocab: int
+) -> ops.Items:
+    """The items of the specs `asking` for the log-probabilities of their tokens."""
+    wanted = items[list(asking)]
+    wanted["top_k"] = [min(specs[i].params.logprobs or 0, vocab) for i in asking]
+    return wanted
+
+
+def token_logprobs(items: ops.Items, found: ops.Logprobs) -> list[TokenLogprobs]:
+    """Of each item's `token` and of its `top_k` likeliest; found: what the kernels gave."""
+    ids, values = found
+    made = []
     for i, item in enumerate(items):
         k, rank = int(item["top_k"]), int(item["rank"])
         if item["status"] != ops.OK:
-            found.append(TokenLogprobs((int(item["token"]),), (float("nan"),), (0,)))
+            made.append(TokenLogprobs((int(item["token"]),), (float("nan"),), (0,)))
             continue
         likeliest = slice(k + 1)
-        found.append(
+        made.append(
             TokenLogprobs(
                 tuple(ids[i, likeliest].tolist()),
                 tuple(values[i, likeliest].tolist()),
                 (rank, *range(1, k + 1)),
             )
         )
-    return found
+    return made
 
 
 def _adjust(row: _Floats, spec: SampleSpec) -> str | None:

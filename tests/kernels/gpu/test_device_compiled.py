@@ -37,9 +37,12 @@ class Recorded(InterpretDevice):
     def __init__(self, config: EngineConfig) -> None:
         self._graph_sizes = config.graph_sizes
 
-    def draw(self, logits: torch.Tensor, items: Items) -> None:
-        super().draw(logits, items)
-        items["token"], items["status"] = 0, OK  # not the memory that no kernel has written
+    def launch_draws(self, logits: torch.Tensor, items: Items) -> torch.Tensor:
+        return super().launch_draws(logits, items).fill_(OK)  # not what no kernel has written
+
+    def take_drawn(self, token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
+        super().take_drawn(token_ids, drawn)
+        token_ids.clamp_(min=0)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ interpreter and its graphs replayed as Python: far too slow to serve, and made f
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from octavo.kernels.dispatch import Ops
 from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call
 from octavo.kernels.gpu.linear import FP8, INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
+from octavo.kernels.gpu.staging import Staging, copies_of
 from octavo.kernels.sampling import Items, Logprobs
 
 # The most rows of each tile of the products, and one more; a single row has strides of its own.
@@ -31,6 +33,7 @@ class _TritonDevice:
 
     name: str
     torch_device: str
+    _device: torch.device
     shares_host_memory = False
     pads_steps = True
     runs_ahead = True
@@ -82,9 +85,41 @@ class _TritonDevice:
     def is_out_of_memory(self, error: Exception) -> bool:
         return memory.is_out_of_memory(error)
 
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging(copies_of(self._device))
+
     def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
         """See `runner.device.Device.tensor`."""
-        raise NotImplementedError
+        return self.tensors(name, [array])[0]
+
+    def tensors(self, name: str, arrays: Sequence[NDArray[np.generic]]) -> tuple[torch.Tensor, ...]:
+        """See `runner.device.DrawsAhead.tensors`.
+
+        It is what a step needs first, so here the GPU is also made the current one of this
+        thread, for Triton launches on that.
+        """
+        self.make_current()
+        return self._staging.send(name, arrays)
+
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], NDArray[np.int64]]:
+        """See `runner.device.DrawsAhead.fetch`."""
+        return self._staging.fetch(tensor)
+
+    def launch_draws(self, logits: torch.Tensor, items: Items) -> torch.Tensor:
+        """See `runner.device.DrawsAhead.launch_draws`."""
+        return sampling_call.submit(self.tensor, logits, items)
+
+    def launch_logprobs(
+        self, logits: torch.Tensor, items: Items, drawn: torch.Tensor | None = None
+    ) -> Callable[[], Logprobs]:
+        """See `runner.device.DrawsAhead.launch_logprobs`."""
+        found = self.fetch(sampling_call.submit_logprobs(self.tensor, logits, items, drawn))
+        return lambda: sampling_call.unpacked(found(), items)
+
+    def take_drawn(self, token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
+        """See `runner.device.DrawsAhead.take_drawn`."""
+        sampling_call.take_drawn(token_ids, drawn)
 
     def draw(self, logits: torch.Tensor, items: Items) -> None:
         sampling_call.draw(self.tensor, logits, items)
@@ -114,7 +149,6 @@ class CudaDevice(_TritonDevice):
         torch.cuda.set_device(self._device)
         self._graph_sizes = config.graph_sizes
         self._graphs = graph.CudaGraphs()
-        self._inputs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._copies = memory.BlockCopies(self._device)
 
     def default_dtype(self) -> torch.dtype:
@@ -135,26 +169,6 @@ class CudaDevice(_TritonDevice):
     def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Pinned, so that copies run beside the GPU's work."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
-        """Through pinned memory, without waiting for the GPU.
-
-        The memory of a name is used again by the next step, which is built after the results of
-        this one were read, or after `synchronize`. It is what a step needs first, so here the GPU
-        is also made the current one of this thread, for Triton launches on that.
-        """
-        torch.cuda.set_device(self._device)
-        source = torch.from_numpy(np.ascontiguousarray(array))
-        count = source.numel()
-        pinned, target = self._inputs.get(name, (source[:0], source[:0]))
-        if len(pinned) < count:
-            size = triton.next_power_of_2(count)
-            pinned = torch.empty(size, dtype=source.dtype, pin_memory=True)
-            target = torch.empty(size, dtype=source.dtype, device=self._device)
-            self._inputs[name] = (pinned, target)
-        pinned[:count].copy_(source.view(-1))
-        target[:count].copy_(pinned[:count], non_blocking=True)
-        return target[:count].view(source.shape)
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         return self._graphs.capture(run)
@@ -179,6 +193,7 @@ class InterpretDevice(_TritonDevice):
 
     name = "interpret"
     torch_device = "cpu"
+    _device = torch.device("cpu")
 
     def __init__(self, config: EngineConfig) -> None:
         if not triton.knobs.runtime.interpret:
@@ -205,10 +220,6 @@ class InterpretDevice(_TritonDevice):
 
     def host_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
-
-    def tensor(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
-        """A copy, as on a GPU: what the caller does to `array` later changes nothing."""
-        return torch.tensor(array)
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
         return graph.ReplayedPython(run)

@@ -426,3 +426,15 @@ def _cut_row(
         low = _cut(low, low, row, vocab, low, high, count, 0, total, top_p, top, temperature,
                    True, True, SPAN, TILE)  # fmt: skip
     return low
+
+
+@triton.jit(do_not_specialize=["count"])
+def take_drawn(ids, drawn, count, TILE: tl.constexpr):
+    """Replaces -1 - i in ids, int64 [count], by the token of draw i, drawn[i, 0]: int64 [draws, 2];
+    by 0 where nothing was drawn, since the model must be able to embed it. Grid: (tiles,)."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < count
+    token = tl.load(ids + at, mask=inside, other=0)
+    open_ = inside & (token < 0)
+    found = tl.load(drawn + 2 * (-1 - token), mask=open_, other=0)
+    tl.store(ids + at, tl.maximum(found, 0), mask=open_)

@@ -1,6 +1,7 @@
 """Rows of logits on a GPU in, tokens and log-probabilities out: the callers of `sampling`.
 
-Items go to the device in one copy, and results come back in one, which is the only wait.
+Items go to the device in one copy, and results come back in one, which is the only wait; `submit`
+and `submit_logprobs` leave results on the device, and do not wait.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,8 @@ FEW = 64
 PART = 8192
 SURVEY_TILE, ROW_TILE = 4096, 4096
 WARPS = 16
+# Token ids that a program of `take_drawn` reads.
+TAKE_TILE = 1024
 
 _FIELDS = tuple(ITEM.names or ())
 _COLUMNS = {name: _FIELDS.index(name) for name in _FIELDS}
@@ -78,26 +81,45 @@ def constants(vocab: int) -> dict[str, int]:
     return {"PIECES": pieces, "FEW": min(pieces, FEW)}
 
 
+def take_drawn(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
+    """See `runner.device.DrawsAhead.take_drawn`."""
+    count = len(token_ids)
+    sampling.take_drawn[triton.cdiv(count, TAKE_TILE),](token_ids, drawn, count, TILE=TAKE_TILE)
+
+
 def logprobs(to_device: ToDevice, logits: torch.Tensor, items: Items) -> Logprobs:
     """See `SamplingKernels.logprobs`."""
-    vocab = logits.shape[1]
+    assert 0 <= items["token"].min() <= items["token"].max() < logits.shape[1], "unknown token"
+    return unpacked(submit_logprobs(to_device, logits, items).cpu().numpy(), items)
+
+
+def submit_logprobs(
+    to_device: ToDevice, logits: torch.Tensor, items: Items, drawn: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `unpacked` takes, int64 on the device, without waiting for it.
+
+    drawn: what `submit` gave; an item's token is then the number of its draw there.
+    """
     _check(logits, items)
-    assert 0 <= items["token"].min() <= items["token"].max() < vocab, "an item's token is unknown"
     most = int(items["top_k"].max())
     asked = to_device("logprob items", np.stack((items["row"], items["token"])))
+    tokens = asked[1]
+    if drawn is not None:
+        tokens = drawn[:, 0].index_select(0, tokens).clamp_(min=0)  # -1 where none is left
     rows = logits.index_select(0, asked[0]).float()
     status = _status(rows)
     rank = _ranks(rows)
     likeliest = rank.topk(most, 1).indices if most else rank[:, :0]
-    named = torch.cat((asked[1, :, None], likeliest), 1)
+    named = torch.cat((tokens[:, None], likeliest), 1)
     place = (rank > rank.gather(1, named[:, :1])).sum(1) + 1
     wide = rows.double()
     shifted = wide.gather(1, named) - wide.logsumexp(1, keepdim=True)
-    found = torch.cat((status[:, None], place[:, None], named, shifted.view(torch.int64)), 1)
-    return _unpacked(found.cpu().numpy(), items, 1 + most)
+    return torch.cat((status[:, None], place[:, None], named, shifted.view(torch.int64)), 1)
 
 
-def _unpacked(found: NDArray[np.int64], items: Items, width: int) -> Logprobs:
+def unpacked(found: NDArray[np.int64], items: Items) -> Logprobs:
+    """The result of `logprobs` from that of `submit_logprobs`; writes `rank` and `status`."""
+    width = 1 + int(items["top_k"].max())
     items["status"] = found[:, 0]
     good = items["status"] == OK
     items["rank"][good] = found[good, 1]
