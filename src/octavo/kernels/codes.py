@@ -49,6 +49,20 @@ class Codes:
         """The same with `rows` applied to the rows of all three tensors."""
         return Codes(rows(self.codes), rows(self.scale), rows(self.minimum), self.group, self.bits)
 
+    def rows(self, begin: int, end: int) -> "Codes":
+        """Of outputs begin .. end - 1 alone."""
+        return self.map(lambda rows: rows[begin:end])
+
+    def columns(self, begin: int, end: int) -> "Codes":
+        """Of inputs begin .. end - 1 alone; groups are not torn."""
+        if (begin, end) == (0, self.codes.shape[1]):
+            return self
+        assert begin % self.group == 0
+        assert end % self.group == 0 or end == self.codes.shape[1]
+        first, last = begin // self.group, -(-end // self.group)
+        scale, minimum = (t[:, first:last].contiguous() for t in (self.scale, self.minimum))
+        return Codes(self.codes[:, begin:end].contiguous(), scale, minimum, self.group, self.bits)
+
     @staticmethod
     def stacked(parts: Sequence["Codes"]) -> "Codes":
         """Codes with equal group sizes, stacked along the rows."""

@@ -8,7 +8,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec, HeadNorms
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Product
-from octavo.layers.norm import HeadNorm, RowNorm
+from octavo.layers.norm import DividedRowNorm, HeadNorm, RowNorm
 
 
 @runtime_checkable
@@ -67,8 +67,8 @@ class Attention:
         qkv: Product,
         output: Product,
         cos_sin: torch.Tensor | None,
-        q_norm: HeadNorm | RowNorm | None = None,
-        k_norm: HeadNorm | RowNorm | None = None,
+        q_norm: HeadNorm | RowNorm | DividedRowNorm | None = None,
+        k_norm: HeadNorm | RowNorm | DividedRowNorm | None = None,
         query_cos_sin: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from octavo.dist.base import Group
 from octavo.kernels.dispatch import Ops
 
 # RMS norm, or LayerNorm, which also subtracts the mean.
@@ -102,3 +103,27 @@ class RowNorm:
 
     def forward(self, x: torch.Tensor) -> None:
         self._op(x, self._weight, self._eps, self._cast_first)
+
+
+class DividedRowNorm:
+    """RowNorm of rows whose heads are divided among the ranks of a group: their mean of squares is
+    that of the whole row. `weight`: of this rank's heads.
+
+    Where ranks hold copies of the same heads, all have equally many, so the mean is the same.
+    """
+
+    __slots__ = ("_cast_first", "_eps", "_group", "_weight")
+
+    def __init__(self, group: Group, weight: torch.Tensor, spec: NormSpec) -> None:
+        self._group, self._weight = group, weight.float()
+        self._eps, self._cast_first = spec.eps, spec.cast_first
+
+    def forward(self, x: torch.Tensor) -> None:
+        """x [T, heads, head_dim] of this rank, in place."""
+        wide = x.flatten(1).float()
+        total = self._group.all_reduce(wide.pow(2).sum(1, keepdim=True))
+        mean = total / (wide.shape[1] * self._group.size)
+        normed = wide * torch.rsqrt(mean + self._eps)
+        if self._cast_first:
+            normed = normed.to(x.dtype).float()
+        x.copy_((normed * self._weight).view(x.shape))

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.models.sharding import Cut
 from octavo.models.spec import ModelSpec
 from octavo.quant import base as quant
 
@@ -46,7 +47,8 @@ class Architecture(Protocol):
 
     It is built as `cls(spec, parameters, ops=..., products=..., backend=..., window=...,
     head_rows=..., quantization=...)`; see `models.decoder.Decoder`, which a class with another
-    block may also extend.
+    block may also extend. For tensor parallelism there is a further argument, `group`; a class
+    without `parameter_cuts` is refused there.
     """
 
     EMBEDDING: ClassVar[str]  # the parameter of token embeddings
@@ -55,6 +57,15 @@ class Architecture(Protocol):
     @classmethod
     def parameter_shapes(cls, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter. A tied head is no parameter."""
+        ...
+
+    @classmethod
+    def parameter_cuts(cls, spec: ModelSpec) -> Mapping[str, Cut]:
+        """How tensor parallelism divides each parameter. Only asked where there are several ranks.
+
+        `Parameters` then gives the rank's part of each, and `describe_attention` is divided by
+        heads.
+        """
         ...
 
     @classmethod

@@ -9,18 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.dist.base import SINGLE, Group
 from octavo.kernels.dispatch import Ops
 from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
+from octavo.layers.norm import DividedRowNorm, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
 from octavo.log import get_logger
 from octavo.models.architecture import GgufTensor, Parameters
 from octavo.models.registry import Placement
+from octavo.models.sharding import (
+    FIRST,
+    REPLICATED,
+    Cut,
+    Shard,
+    Span,
+    column,
+    local_attention,
+    row,
+    vocabulary,
+)
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.quant import base as quant
 
@@ -173,6 +186,19 @@ class Decoder:
         return shapes
 
     @classmethod
+    def parameter_cuts(cls, spec: ModelSpec) -> dict[str, Cut]:
+        """See Architecture.parameter_cuts. The embedding is replicated, also where it is the
+        head: a rank then uses its share of the rows as head."""
+        cuts = dict.fromkeys(cls.parameter_shapes(spec), REPLICATED)
+        if not spec.tie_embeddings:
+            cuts[cls.HEAD] = vocabulary(spec.num_ids, spec.vocab_size)
+        for number, layer in enumerate(spec.layers):
+            at = f"model.layers.{number}."
+            cuts |= {at + name: cut for name, cut in _layer_cuts(spec, layer).items()}
+        names = cls.parameter_shapes(spec).keys()
+        return {name: cut for name, cut in cuts.items() if name in names}
+
+    @classmethod
     def product_weights(cls, spec: ModelSpec) -> frozenset[str]:
         """See Architecture.product_weights."""
         shapes = cls.parameter_shapes(spec).items()
@@ -236,32 +262,29 @@ class Decoder:
         window: int,
         head_rows: int,
         quantization: quant.QuantConfig,
+        group: Group = SINGLE,
     ) -> None:
         """Build from `parameters`, one module at a time.
 
         window: the longest sequence; head_rows: the most rows that one step draws from;
-        quantization: which products are computed on integers.
+        quantization: which products are computed on integers; group: the ranks that compute the
+        model together, of which `parameters` gives this one's part.
         """
         self.spec = spec
         self.backend = backend
         self._ops, self._products, self._parameters = ops, products, parameters
         self._quantization = quantization
+        self._group = group
+        self._cuts = self.parameter_cuts(spec) if group.size > 1 else {}
         embed = parameters.take(self.EMBEDDING)
         self.embed = Embedding(embed, spec.embedding_scale).forward
         self._tables: dict[tuple[RopeSpec | None, QueryTemperature | None], torch.Tensor] = {}
         self._window, self._device = window, embed.device
-        self.attention_specs = self.describe_attention(spec)
+        self.attention_specs = local_attention(self.describe_attention(spec), group.size)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
         last = spec.layers[-1].residual_scale
         self._norm = self._make_norm(_FINAL_NORM, spec.final_norm, last).forward
-        method = quantization.method(quant.HEAD)
-        head = embed if spec.tie_embeddings else parameters.matrix(method, self.HEAD)
-        if spec.num_ids < spec.vocab_size:
-            kept = spec.num_ids
-            head = (
-                head.map(lambda rows: rows[:kept]) if isinstance(head, quant.Codes) else head[:kept]
-            )
-        self._head = products.make(head, None, head_rows, method)
+        self._head = self._make_head(embed, head_rows)
         del self._parameters
 
     def forward(
@@ -296,6 +319,36 @@ class Decoder:
         """For each op, what serves it and why."""
         return {"linear": self._products.explain(), **self._ops.explain()}
 
+    def _make_head(self, embed: torch.Tensor, most_rows: int) -> Product:
+        """From hidden states [R, H] to logits [R, num_ids].
+
+        embed: the head of a tied model. most_rows: of one step.
+        """
+        spec, method = self.spec, self._quantization.method(quant.HEAD)
+        head = embed if spec.tie_embeddings else self._parameters.matrix(method, self.HEAD)
+        if self._group.size > 1:
+            return self._divided_head(head, most_rows, method)
+        if spec.num_ids < spec.vocab_size:
+            head = _rows_of(head, lambda rows: rows[: spec.num_ids])
+        return self._products.make(head, None, most_rows, method)
+
+    def _divided_head(
+        self, head: torch.Tensor | quant.Codes, most_rows: int, method: str
+    ) -> Product:
+        """Each rank computes an equal share of the logits, of which the last may be padding.
+
+        head: this rank's rows; all of them of a tied model.
+        """
+        ids, group = self.spec.num_ids, self._group
+        cut = vocabulary(ids, self.spec.vocab_size)
+        begin, end = cut.parts(Shard.of(group))[0]
+        if self.spec.tie_embeddings:
+            head = _rows_of(head, lambda rows: rows[begin:end])
+        padding = (0, 0, 0, cut.share(group.size) - (end - begin))
+        head = _rows_of(head, lambda rows: F.pad(rows, padding))
+        product = self._products.make(head, None, most_rows, method)
+        return lambda hidden: group.all_gather(product(hidden))[:, :ids].contiguous()
+
     def _make_norm(self, name: str, spec: NormSpec, scale: float = 1.0) -> Norm:
         """scale: of what the norm adds to the residual."""
         weight = self._norm_weight(name, spec)
@@ -316,7 +369,7 @@ class Decoder:
             self._make_norm(f"{at}{name}.weight", layer.norm, layer.residual_scale)
             for name in _NORMS[layer.placement].values()
         ]
-        attention = self._attention(layer, f"{at}self_attn.")
+        attention = self._attention(number, f"{at}self_attn.")
         mlp = GatedMLP(
             self._ops,
             self._product(at + "mlp.", "gate_up_proj", self.spec.mlp_bias),
@@ -329,19 +382,22 @@ class Decoder:
             return SandwichLayer(norms, attention, mlp)
         return PreNormLayer(norms, attention, mlp)
 
-    def _attention(self, layer: LayerSpec, at: str) -> Attention:
-        norms: list[HeadNorm | RowNorm | None] = [None, None]
-        if layer.qk_norm != "none":
-            kind = HeadNorm if layer.qk_norm == "head" else RowNorm
-            norms = [
-                kind(self._ops, self._norm_weight(f"{at}{name}.weight", layer.norm), layer.norm)
-                for name in ("q_norm", "k_norm")
-            ]
+    def _qk_norms(self, layer: LayerSpec, at: str) -> list[HeadNorm | RowNorm | DividedRowNorm]:
+        """Of queries and keys."""
+        weights = (self._norm_weight(f"{at}{n}.weight", layer.norm) for n in ("q_norm", "k_norm"))
+        if layer.qk_norm == "row" and self._group.size > 1:
+            return [DividedRowNorm(self._group, weight, layer.norm) for weight in weights]
+        kind = HeadNorm if layer.qk_norm == "head" else RowNorm
+        return [kind(self._ops, weight, layer.norm) for weight in weights]
+
+    def _attention(self, number: int, at: str) -> Attention:
+        layer = self.spec.layers[number]
+        norms = self._qk_norms(layer, at) if layer.qk_norm != "none" else (None, None)
         temperature = layer.query_temperature
         return Attention(
             self._ops,
             self.backend,
-            layer.attention,
+            self.attention_specs[number],
             self._product(at, "qkv_proj", self.spec.qkv_bias),
             self._product(at, "o_proj", self.spec.output_bias),
             None if layer.rope is None else self._table(layer, None),
@@ -372,10 +428,12 @@ class Decoder:
             self._quantization.method(component), *(f"{at}{part}.weight" for part in names)
         )
         method = self._quantization.method_of(component, weight)
-        bias = None
-        if has_bias:
+        bias, group = None, self._group
+        is_sum = group.size > 1 and self._cuts[f"{at}{names[0]}.weight"].kind == "row"
+        if has_bias and not (is_sum and group.rank > 0):
             bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
-        return self._products.make(weight, bias, method=method)
+        product = self._products.make(weight, bias, method=method)
+        return (lambda x: group.all_reduce(product(x))) if is_sum else product
 
 
 def _log_departure(rope: RopeSpec, longest: int) -> None:
@@ -427,6 +485,40 @@ def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
     return shapes
+
+
+def _layer_cuts(spec: ModelSpec, layer: LayerSpec) -> dict[str, Cut]:
+    """How the parameters of one layer are divided, without its prefix; more than it may have."""
+    attention = layer.attention
+    size, kv_heads = attention.head_dim, attention.num_kv_heads
+    queries = Span(attention.num_heads * size, attention.num_heads, "num_attention_heads")
+    keys = Span(kv_heads * size, kv_heads, "num_key_value_heads", shared=True)
+    inner = Span(spec.intermediate_size, spec.intermediate_size, "intermediate_size")
+    cuts = {
+        f"{name}.{kind}": column(*spans)
+        for name, spans in (
+            ("self_attn.q_proj", (queries,)),
+            ("self_attn.k_proj", (keys,)),
+            ("self_attn.v_proj", (keys,)),
+            ("self_attn.qkv_proj", (queries, keys, keys)),
+            ("mlp.gate_proj", (inner,)),
+            ("mlp.up_proj", (inner,)),
+            ("mlp.gate_up_proj", (inner, inner)),
+        )
+        for kind in ("weight", "bias")
+    }
+    cuts |= {"self_attn.o_proj.weight": row(queries), "self_attn.o_proj.bias": FIRST}
+    cuts |= {"mlp.down_proj.weight": row(inner), "mlp.down_proj.bias": FIRST}
+    if layer.qk_norm == "row":
+        cuts |= {"self_attn.q_norm.weight": column(queries)}
+        cuts |= {"self_attn.k_norm.weight": column(keys)}
+    return cuts
+
+
+def _rows_of(
+    weight: torch.Tensor | quant.Codes, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | quant.Codes:
+    return weight.map(change) if isinstance(weight, quant.Codes) else change(weight)
 
 
 def _norm_shapes(norm: NormSpec, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

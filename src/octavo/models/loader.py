@@ -5,7 +5,7 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +15,9 @@ from octavo.attention import registry as attention_registry
 from octavo.attention.base import AttentionBackend, AttentionSpec
 from octavo.checkpoint.base import Checkpoint
 from octavo.config import EngineConfig
+from octavo.dist.base import SINGLE, Group
 from octavo.errors import ConfigError, NotEnoughMemoryError
+from octavo.kernels.codes import GROUP
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Products
 from octavo.log import get_logger
@@ -23,6 +25,17 @@ from octavo.models import registry
 from octavo.models.config import load_spec
 from octavo.models.decoder import Decoder
 from octavo.models.files import memory_note, resolve, resolve_tokenizer
+from octavo.models.sharding import (
+    WHOLE,
+    Requirement,
+    Shard,
+    aligned,
+    check_size,
+    even,
+    local_attention,
+    local_shape,
+    most_ranks,
+)
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Weights
 from octavo.quant.base import FP8, INT4, INT8, NONE, QuantConfig, quant_config
@@ -77,7 +90,8 @@ class LoadingDevice(Protocol):
 class Prepared:
     """A model of which everything is known and checked but its weights.
 
-    window: the longest sequence that positions are prepared for.
+    window: the longest sequence that positions are prepared for. group: the ranks that compute it
+    together; sizes are those of this one's part.
     """
 
     checkpoint: Checkpoint
@@ -87,24 +101,46 @@ class Prepared:
     quantization: QuantConfig
     backend: AttentionBackend
     dtype: torch.dtype
+    group: Group = SINGLE
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """One per layer."""
-        return list(self.architecture.describe_attention(self.spec))
+        return local_attention(self.architecture.describe_attention(self.spec), self.group.size)
 
     @property
     def weight_bytes(self) -> int:
         """The least that the weights take once they are loaded."""
+        return self._weight_bytes(Shard.of(self.group))
+
+    def _weight_bytes(self, shard: Shard) -> int:
+        shapes = self._shapes(shard)
         if self.spec.quantization is not None and self.quantization.default != NONE:
-            return sum(tensor.num_bytes for tensor in self.checkpoint.tensors.values())
+            return self._stored_bytes(shapes)
         products = self.architecture.product_weights(self.spec)
         bits = min(_BITS.get(method, self._bits) for method in self.quantization.methods)
-        shapes = self.architecture.parameter_shapes(self.spec).items()
         return sum(
             math.prod(shape) * (bits if name in products else self._bits) // 8
-            for name, shape in shapes
+            for name, shape in shapes.items()
         )
+
+    def _stored_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Of parameters of these shapes, as they are stored, in whatever parts."""
+        whole = self.architecture.parameter_shapes(self.spec)
+        total = 0
+        for stored, tensor in self.checkpoint.tensors.items():
+            name = self.architecture.parameter_name(self.spec, stored) or ""
+            parameter = name if name in shapes else f"{name.rpartition('.')[0]}.weight"
+            of, all_of = (math.prod(s.get(parameter, ())) for s in (shapes, whole))
+            total += tensor.num_bytes * of // max(1, all_of)
+        return total
+
+    def _shapes(self, shard: Shard) -> dict[str, tuple[int, ...]]:
+        shapes = self.architecture.parameter_shapes(self.spec)
+        if shard.size == 1:
+            return shapes
+        cuts = self.architecture.parameter_cuts(self.spec)
+        return {name: local_shape(shape, cuts[name], shard) for name, shape in shapes.items()}
 
     @property
     def can_keep_codes(self) -> bool:
@@ -114,7 +150,7 @@ class Prepared:
         return (
             self_contained
             and self.quantization.default == NONE
-            and (2 * stored < self.weight_bytes)
+            and (2 * stored < self._weight_bytes(WHOLE))
         )
 
     @property
@@ -122,25 +158,33 @@ class Prepared:
         return 8 * self.dtype.itemsize
 
 
-def prepare(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Prepared:
-    """What `load` loads: the model that `config` names, its weights in `dtype` on `device`.
+def prepare(
+    config: EngineConfig, device: LoadingDevice, dtype: torch.dtype, group: Group = SINGLE
+) -> Prepared:
+    """What `load` loads: the model that `config` names, its weights in `dtype` on `device`, of
+    which this process computes the part of its rank in `group`.
 
     Raises ModelNotFoundError, CheckpointError or ConfigError when something is missing, damaged or
-    unknown.
+    unknown, or the size of `group` does not divide the model. Nothing is communicated here.
     """
     checkpoint, spec, window = describe(config)
     architecture = registry.decoder_class(spec.family)
     quantization = _quantization(config, spec, architecture.components(spec), device)
+    if group.size > 1:
+        _check_size(config.model, checkpoint, spec, architecture, quantization, group.size)
     backend = attention_registry.create(
-        config.attention_impl, device.torch_device, dtype, architecture.describe_attention(spec),
+        config.attention_impl, device.torch_device, dtype,
+        local_attention(architecture.describe_attention(spec), group.size),
         config.block_size, kv_dtype(config, dtype), device.attention_order,
     )  # fmt: skip
-    return Prepared(checkpoint, spec, window, architecture, quantization, backend, dtype)
+    return Prepared(checkpoint, spec, window, architecture, quantization, backend, dtype, group)
 
 
-def load_model(config: EngineConfig, device: LoadingDevice, dtype: torch.dtype) -> Decoder:
+def load_model(
+    config: EngineConfig, device: LoadingDevice, dtype: torch.dtype, group: Group = SINGLE
+) -> Decoder:
     """`prepare`, then `load`."""
-    return load(prepare(config, device, dtype), config, device)
+    return load(prepare(config, device, dtype, group), config, device)
 
 
 def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Decoder:
@@ -158,7 +202,9 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
     products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,
+        Shard.of(prepared.group),
     )  # fmt: skip
+    ranks = {"group": prepared.group} if prepared.group.size > 1 else {}
     with weights.progress():
         model: Decoder = architecture(
             spec,
@@ -169,6 +215,7 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
             window=prepared.window,
             head_rows=config.max_num_seqs,
             quantization=prepared.quantization,
+            **ranks,
         )
     logger.info("products: %s", products.explain())
     if products.unstable:
@@ -231,6 +278,49 @@ def _quantization(
     if stored is not None:
         logger.info("weights: %s", stored.explain())
     return found
+
+
+def _check_size(
+    model: str,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    architecture: type[Decoder],
+    quantization: QuantConfig,
+    size: int,
+) -> None:
+    """Raise ConfigError where so many ranks cannot divide the model, before a weight is read."""
+    if not hasattr(architecture, "parameter_cuts"):
+        raise ConfigError(
+            f"tensor_parallel_size={size}: {architecture.__name__} ({spec.architecture}) does not "
+            "say how its parameters are divided (parameter_cuts); possible: 1"
+        )
+    cuts = architecture.parameter_cuts(spec)
+    whole = [*even(cuts), *_groups(checkpoint, spec, architecture, quantization)]
+    check_size(size, model, whole, most_ranks(cuts))
+
+
+def _groups(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    architecture: type[Decoder],
+    quantization: QuantConfig,
+) -> Iterator[Requirement]:
+    """Quantized weights are cut between the groups that share a scale, and between packed words."""
+    shapes, cuts = architecture.parameter_shapes(spec), architecture.parameter_cuts(spec)
+    stored = {architecture.parameter_name(spec, name) for name in checkpoint.tensors}
+    for name in sorted(architecture.product_weights(spec)):
+        cut, component = cuts[name], name.removeprefix("model.").removesuffix(".weight")
+        if cut.kind not in ("row", "column"):
+            continue
+        if cut.kind == "row" and quantization.method(component) == INT4:
+            yield aligned(name, cut, GROUP, "a group of int4")
+        if spec.quantization is None or name in stored:
+            continue
+        for part in spec.quantization.parts(shapes[name]).values():
+            side = part.inputs if cut.kind == "row" else part.outputs
+            if side is not None and side[1] > 1:
+                what = f"what {spec.quantization.METHOD} stores together, runs"
+                yield aligned(name, cut, side[1], what)
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

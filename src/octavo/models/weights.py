@@ -7,7 +7,7 @@ how a quantized product is stored, `quant`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -19,8 +19,9 @@ from octavo.errors import CheckpointError, shown
 from octavo.log import get_logger
 from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
+from octavo.models.sharding import WHOLE, Shard, local_shape
 from octavo.models.spec import ModelSpec
-from octavo.quant.base import INT4, Codes, StoredPart
+from octavo.quant.base import INT4, Codes, Region, StoredPart
 from octavo.quant.declared import PLACES
 from octavo.quant.tensors import (
     BlockDecoder,
@@ -28,6 +29,7 @@ from octavo.quant.tensors import (
     holds_codes,
     read_codes,
     read_into,
+    region_bytes,
     same_bytes,
 )
 
@@ -47,7 +49,8 @@ Sources = dict[str, Source]
 
 
 class Weights:
-    """The parameters of one model, checked, and handed out once each.
+    """The parameters of one model, checked, and handed out once each: a rank's part of them, of
+    which nothing else is read.
 
     Raises CheckpointError at once for a tensor missing, unexpected, or of another shape or type.
     """
@@ -60,29 +63,36 @@ class Weights:
         device: str,
         dtype: torch.dtype,
         decoder: BlockDecoder | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """device: torch's name of it; decoder: the device's own of blocks, tried first."""
+        """device: torch's name of it; decoder: the device's own of blocks, tried first; shard: of
+        a model whose architecture has `parameter_cuts`, the part that is handed out."""
         stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
         sources = _SOURCES[checkpoint.container.naming](spec, architecture, stored)
-        self._sources = _settle_head(spec, architecture, sources)
+        self._sources = _settle_head(spec, architecture, sources, shard.rank == 0)
         self._root = checkpoint.root
         self._shapes = architecture.parameter_shapes(spec)
+        self._cuts = architecture.parameter_cuts(spec) if shard.size > 1 else {}
+        self._shard = shard
         self._quantization = spec.quantization
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
         self._leave_out_zeros()
         self._device, self._dtype, self._decoder = device, dtype, decoder
-        self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
         self._check()
+        self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
 
     def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See Parameters.take; the result is a new tensor."""
-        shapes = [self._shapes[name] for name in names]
+        shapes = [self._local_shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
         out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self._dtype)
         begin = 0
-        for name, shape in zip(names, shapes, strict=True):
-            self._fill(self._sources.pop(name), out[begin : begin + shape[0]])
-            begin += shape[0]
+        for name in names:
+            source = self._sources.pop(name)
+            for region in self._regions(name):
+                end = begin + _num_rows(source.tensor, region)
+                self._fill(source, out[begin:end], region)
+                begin = end
         return out.to(self._device)
 
     def matrix(self, method: str, *names: str) -> torch.Tensor | Codes:
@@ -101,33 +111,77 @@ class Weights:
         return progress.during(self._phase)
 
     def _num_bytes(self) -> int:
-        return sum(source.tensor.num_bytes for source in self._sources.values())
+        """What will be read."""
+        total = 0
+        for name, regions in ((name, self._regions(name)) for name in self._shapes):
+            parts = self._quantized.get(name)
+            for region in regions:
+                if parts is None:
+                    total += region_bytes(self._sources[name].tensor, region)
+                    continue
+                for ending, part in parts.items():
+                    source = self._sources.get(_stem(name) + ending)
+                    if source is not None:
+                        total += region_bytes(source.tensor, _part_region(source, part, region))
+        return total
+
+    def _regions(self, name: str) -> list[Region | None]:
+        """The parts of a parameter that this rank holds, to be stacked; None: all of it."""
+        cut = self._cuts.get(name)
+        if cut is None or cut.kind == "replicated":
+            return [None]
+        return [*cut.regions(self._shapes[name], self._shard)]
+
+    def _local_shape(self, name: str) -> tuple[int, ...]:
+        shape, cut = self._shapes[name], self._cuts.get(name)
+        return shape if cut is None else local_shape(shape, cut, self._shard)
 
     def _as_stored(self, name: str) -> torch.Tensor | Codes:
         """One product's weight [N, K] in the form closest to the stored one."""
         if name in self._quantized:
             return self._decoded(name)
-        codes = read_codes(self._sources[name].tensor)
-        if codes is None:
+        if not holds_codes(self._sources[name].tensor):
             return self.take(name).flatten(0, -2)
         source = self._sources.pop(name)
-        self._advance(source)
+        found = [self._codes(source, region) for region in self._regions(name)]
+        return found[0] if len(found) == 1 else Codes.stacked(found)
+
+    def _codes(self, source: Source, region: Region | None) -> Codes:
+        codes = read_codes(source.tensor, region)
+        assert codes is not None
+        self._advance(source, region)
         if not source.heads:
             return codes
-        return codes.map(lambda rows: _plain_order(rows, source.heads))
+        heads = _num_heads(source, region)
+        return codes.map(lambda rows: _plain_order(rows, heads))
 
     def _decoded(self, name: str) -> torch.Tensor | Codes:
         """A product in the checkpoint's own quantization; a stack of matrices row by row."""
+        stem = _stem(name)
+        stored = {
+            ending: self._sources.pop(stem + ending, None) for ending in self._quantized[name]
+        }
+        sources = {ending: source for ending, source in stored.items() if source is not None}
+        found = [self._decoded_part(name, sources, region) for region in self._regions(name)]
+        return found[0] if len(found) == 1 else self._stacked(found)
+
+    def _decoded_part(
+        self, name: str, sources: Mapping[str, Source], region: Region | None
+    ) -> torch.Tensor | Codes:
+        stored, parts = self._quantized[name], {}
+        for ending, source in sources.items():
+            part, whole = stored[ending], source.tensor.shape
+            where = _part_region(source, part, region)
+            shape = whole if where is None else [end - begin for begin, end in where]
+            parts[ending] = torch.empty(shape, dtype=part.dtype)
+            read_into(source.tensor, parts[ending], self._decoder, where)
+            self._advance(source, where)
+        found = self._decode(name, parts)
+        return found if region is None else _rest_of_cut(found, region, stored.values())
+
+    def _decode(self, name: str, parts: Mapping[str, torch.Tensor]) -> torch.Tensor | Codes:
         assert self._quantization is not None
-        stem, parts = _stem(name), {}
-        for ending, part in self._quantized[name].items():
-            source = self._sources.pop(stem + ending, None)
-            if source is None:
-                continue  # and not needed
-            parts[ending] = torch.empty(source.tensor.shape, dtype=part.dtype)
-            read_into(source.tensor, parts[ending], self._decoder)
-            self._advance(source)
-        stack = self._shapes[name][:-2]
+        stem, stack = _stem(name), self._shapes[name][:-2]
         try:
             if not stack:
                 return self._quantization.decode(parts)
@@ -148,19 +202,19 @@ class Weights:
         values = [part.values() if isinstance(part, Codes) else part for part in parts]
         return torch.cat([part.to(self._dtype) for part in values]).to(self._device)
 
-    def _fill(self, source: Source, out: torch.Tensor) -> None:
+    def _fill(self, source: Source, out: torch.Tensor, region: Region | None) -> None:
         if source.heads:
             stored = torch.empty_like(out)
-            read_into(source.tensor, stored, self._decoder)
-            out.copy_(_plain_order(stored, source.heads))
+            read_into(source.tensor, stored, self._decoder, region)
+            out.copy_(_plain_order(stored, _num_heads(source, region)))
         else:
-            read_into(source.tensor, out, self._decoder)
+            read_into(source.tensor, out, self._decoder, region)
         if source.shift:
             out.add_(source.shift)
-        self._advance(source)
+        self._advance(source, region)
 
-    def _advance(self, source: Source) -> None:
-        self._phase.advance(source.tensor.num_bytes)
+    def _advance(self, source: Source, region: Region | None = None) -> None:
+        self._phase.advance(region_bytes(source.tensor, region))
 
     def _quantized_parts(self, products: frozenset[str]) -> dict[str, Mapping[str, StoredPart]]:
         """The parts of each product that is stored in the checkpoint's quantization."""
@@ -278,6 +332,35 @@ def _can_hold(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
     return wanted.is_floating_point or torch.promote_types(stored, wanted) == wanted
 
 
+def _num_rows(tensor: StoredTensor, region: Region | None) -> int:
+    begin, end = (0, tensor.shape[0]) if region is None else region[0]
+    return end - begin
+
+
+def _num_heads(source: Source, region: Region | None) -> int:
+    """The heads of a region whose rows are those of whole heads."""
+    return source.heads * _num_rows(source.tensor, region) // source.tensor.shape[0]
+
+
+def _part_region(source: Source, part: StoredPart, region: Region | None) -> Region | None:
+    """What of a stored part is read for a region of the weight."""
+    if region is None or source.tensor.shape != part.shape:
+        return None
+    return part.region(region)
+
+
+def _rest_of_cut(
+    whole: torch.Tensor | Codes, region: Region, parts: Collection[StoredPart]
+) -> torch.Tensor | Codes:
+    """A region of a matrix along those of its sides along which no part is divided."""
+    (first, last), (begin, end) = region[-2:]
+    if all(part.outputs is None for part in parts):
+        whole = whole.rows(first, last) if isinstance(whole, Codes) else whole[first:last]
+    if all(part.inputs is None for part in parts):
+        whole = whole.columns(begin, end) if isinstance(whole, Codes) else whole[:, begin:end]
+    return whole
+
+
 def _plain_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows in GGUF's order, the two of each rotary pair side by side, in Hugging Face's."""
     pairs = rows.view(heads, rows.shape[0] // heads // 2, 2, -1)
@@ -293,8 +376,12 @@ def _shape_problems(
             yield f"{shown(name)} has the shape {found}, not {wanted[name].shape}"
 
 
-def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sources) -> Sources:
+def _settle_head(
+    spec: ModelSpec, architecture: type[Architecture], sources: Sources, compare: bool
+) -> Sources:
     """A tied model uses the embedding as its head, as transformers does, whatever else is stored.
+
+    compare: read a head that is stored beside it, to warn where it differs.
 
     Untied and without a head is an error, which is reported here with its remedy.
     """
@@ -319,7 +406,7 @@ def _settle_head(spec: ModelSpec, architecture: type[Architecture], sources: Sou
         # `safetensors.torch.save_model` keeps one of two names of a tensor, the first by alphabet.
         logger.info("%s is the embedding, too: the config ties them", name)
         sources[architecture.EMBEDDING] = head
-    elif head is not None and embed is not None and not same_bytes(head.tensor, embed.tensor):
+    elif compare and head and embed and not same_bytes(head.tensor, embed.tensor):
         logger.warning(
             "%s differs from the embedding, but the config ties them: the embedding is used", name
         )

@@ -33,9 +33,13 @@ class Awq(PackedGroups):
         *stack, outputs, inputs = shape
         groups, words = self.num_groups(inputs), outputs // 8
         return {
-            "qweight": StoredPart((*stack, inputs, words), torch.int32),
-            "qzeros": StoredPart((*stack, groups, words), torch.int32),
-            "scales": StoredPart((*stack, groups, outputs), torch.float32),
+            "qweight": StoredPart((*stack, inputs, words), torch.int32, (-1, 8), (-2, 1)),
+            "qzeros": StoredPart(
+                (*stack, groups, words), torch.int32, (-1, 8), self.groups_of_inputs
+            ),
+            "scales": StoredPart(
+                (*stack, groups, outputs), torch.float32, (-1, 1), self.groups_of_inputs
+            ),
         }
 
     def decode(self, parts: Mapping[str, torch.Tensor]) -> Codes:

@@ -25,6 +25,8 @@ HEAD = "lm_head"
 
 # stored blocks, uint8 [n, bytes of a block] -> their values, fp32 [n, values of a block]
 Decode = Callable[[torch.Tensor], torch.Tensor]
+# (begin, end) of each dimension of a tensor
+Region = tuple[tuple[int, int], ...]
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -46,14 +48,28 @@ class StoredPart:
 
     dtype: what it is read as. A float type takes any stored float, rounded; an integer type takes
     stored integers that it can represent, float8 only itself.
-    also: other shapes that it may have. needed: whether it must be there; decoding gets those
-    that are.
+    outputs, inputs: the dimension that runs over the weight's rows or columns, counted from the
+    last (-1), and how many of them an index stands for; None: the part is the same for all of
+    them. A format none of whose parts has one is read whole, and its values are cut.
+    also: other shapes that it may have, which are the same for all rows and columns. needed:
+    whether it must be there; decoding gets those that are.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    outputs: tuple[int, int] | None = None
+    inputs: tuple[int, int] | None = None
     also: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
     needed: bool = field(default=True, kw_only=True)
+
+    def region(self, weight: Region) -> Region:
+        """What stores a region of the weight, at least."""
+        found = [(0, size) for size in self.shape]
+        for side, (begin, end) in ((self.outputs, weight[-2]), (self.inputs, weight[-1])):
+            if side is not None:
+                at, each = side
+                found[at] = (begin // each, -(-end // each))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,16 @@ class Fp8:
         *stack, outputs, inputs = shape
         single = ((*stack, 1), tuple(stack))
         if self.block is None:
-            scale = StoredPart((*stack, outputs, 1), torch.float32, also=single, needed=False)
+            scale = StoredPart(
+                (*stack, outputs, 1), torch.float32, (-2, 1), also=single, needed=False
+            )
         else:
-            blocks = (*stack, -(-outputs // self.block[0]), -(-inputs // self.block[1]))
-            scale = StoredPart(blocks, torch.float32, needed=False)
+            rows, columns = self.block
+            blocks = (*stack, -(-outputs // rows), -(-inputs // columns))
+            scale = StoredPart(blocks, torch.float32, (-2, rows), (-1, columns), needed=False)
         unused = StoredPart(single[0], torch.float32, also=single[1:], needed=False)
         return {
-            "weight": StoredPart(shape, torch.float8_e4m3fn),
+            "weight": StoredPart(shape, torch.float8_e4m3fn, (-2, 1), (-1, 1)),
             **dict.fromkeys(_SCALES, scale),
             **dict.fromkeys(_UNUSED, unused),
         }

@@ -52,14 +52,20 @@ class Gptq(PackedGroups):
         *stack, outputs, inputs = shape
         groups, each = self.num_groups(inputs), 32 // self.bits
         return {
-            "qweight": StoredPart((*stack, inputs // each, outputs), torch.int32),
-            "qzeros": StoredPart((*stack, groups, outputs // each), torch.int32),
-            "scales": StoredPart((*stack, groups, outputs), torch.float32),
-            "g_idx": StoredPart((*stack, inputs), torch.int32),
+            "qweight": StoredPart(
+                (*stack, inputs // each, outputs), torch.int32, (-1, 1), (-2, each)
+            ),
+            # Every input may use any group (g_idx), so a part of the inputs needs all groups.
+            "qzeros": StoredPart((*stack, groups, outputs // each), torch.int32, (-1, each)),
+            "scales": StoredPart((*stack, groups, outputs), torch.float32, (-1, 1)),
+            "g_idx": StoredPart((*stack, inputs), torch.int32, None, (-1, 1)),
         }
 
     def decode(self, parts: Mapping[str, torch.Tensor]) -> Codes | torch.Tensor:
-        """See CheckpointQuantization.decode; values where the groups are no runs of inputs."""
+        """See CheckpointQuantization.decode; values where the groups are no runs of inputs.
+
+        Of a part of the inputs, too: g_idx then begins at a later group.
+        """
         codes = unpack_words(parts["qweight"].T, self.bits).flatten(1)
         zeros = unpack_words(parts["qzeros"], self.bits).flatten(1).float() + self.zeros_less_one
         scale, minimum = affine_terms(zeros, parts["scales"])
@@ -71,6 +77,9 @@ class Gptq(PackedGroups):
                 f"g_idx names groups {int(index.min())} to {int(index.max())}; there are "
                 f"{scale.shape[1]}"
             )
-        if not torch.equal(index, torch.arange(inputs) // group):
+        first = int(index[0]) if inputs else 0
+        if not torch.equal(index, first + torch.arange(inputs) // group):
             return codes.float() * scale[:, index] + minimum[:, index]
+        used = slice(first, first + self.num_groups(inputs))
+        scale, minimum = scale[:, used].contiguous(), minimum[:, used].contiguous()
         return Codes(codes.contiguous(), scale, minimum, group, self.bits)

@@ -48,6 +48,11 @@ class PackedGroups:
     def num_groups(self, inputs: int) -> int:
         return -(-inputs // (self.group or inputs))
 
+    @property
+    def groups_of_inputs(self) -> tuple[int, int] | None:
+        """`StoredPart.inputs` of what is [groups, outputs]; one group is the same for all."""
+        return (-2, self.group) if self.group else None
+
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [rows, n] -> uint8 [rows, n, 32 / bits], the lowest bits first."""

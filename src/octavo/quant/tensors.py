@@ -6,7 +6,7 @@ import torch
 
 from octavo.checkpoint.base import StoredTensor, TensorFormat
 from octavo.errors import CheckpointError
-from octavo.quant.base import Codes
+from octavo.quant.base import Codes, Region
 from octavo.quant.registry import BLOCKS
 
 _BLOCKS_AT_ONCE = 4096
@@ -29,29 +29,85 @@ def holds_codes(tensor: StoredTensor) -> bool:
     return codec is not None and codec.codes is not None
 
 
-def read_into(tensor: StoredTensor, out: torch.Tensor, decoder: BlockDecoder | None = None) -> None:
+def read_into(
+    tensor: StoredTensor,
+    out: torch.Tensor,
+    decoder: BlockDecoder | None = None,
+    region: Region | None = None,
+) -> None:
     """Decode into contiguous `out` of the same number of values, rounding to its dtype.
 
-    decoder: of a device, tried first for blocks.
+    decoder: of a device, tried first for blocks. region: the part that is read; None: all.
     """
     if dtype_of(tensor.format) is None:
         raise CheckpointError(f"{tensor.file}: no way to read tensors of type {tensor.format.name}")
-    if tensor.num_bytes:
+    if not out.numel():
+        return
+    if region is None:
         decode_into(tensor.format, read_bytes(tensor), out, decoder)
+    elif tensor.format.dtype is not None:
+        values = read_bytes(tensor).view(getattr(torch, tensor.format.dtype)).view(tensor.shape)
+        out.view([end - begin for begin, end in region]).copy_(values[_slices(region)])
+    else:
+        _read_blocks(tensor, out, decoder, region)
 
 
-def read_codes(tensor: StoredTensor) -> Codes | None:
+def _read_blocks(
+    tensor: StoredTensor, out: torch.Tensor, decoder: BlockDecoder | None, region: Region
+) -> None:
+    form, (begin, end) = tensor.format, region[-1]
+    raw, start = _blocks(tensor, region)
+    target = out.view(len(raw), end - begin)
+    if (begin, end) == (0, tensor.shape[-1]) and raw.is_contiguous():
+        decode_into(form, raw.reshape(-1), target, decoder)
+        return
+    rows = max(1, _BLOCKS_AT_ONCE // raw.shape[1])
+    for at in range(0, len(raw), rows):
+        some = raw[at : at + rows]
+        values = torch.empty((len(some), raw.shape[1] * form.block_values), dtype=out.dtype)
+        decode_into(form, some.reshape(-1), values, decoder)
+        target[at : at + rows].copy_(values[:, begin - start : end - start])
+
+
+def _blocks(tensor: StoredTensor, region: Region) -> tuple[torch.Tensor, int]:
+    """The whole blocks around a region, uint8 [rows, blocks of a row, bytes of a block], and the
+    column at which they start."""
+    form, (begin, end) = tensor.format, region[-1]
+    first, last = begin // form.block_values, -(-end // form.block_values)
+    raw = read_bytes(tensor).view(*tensor.shape[:-1], -1, form.block_bytes)
+    part = raw[_slices(region[:-1])][..., first:last, :]
+    return part.reshape(-1, *part.shape[-2:]), first * form.block_values
+
+
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(begin, end) for begin, end in region)
+
+
+def region_bytes(tensor: StoredTensor, region: Region | None) -> int:
+    """The stored bytes that are read for a region."""
+    if region is None:
+        return tensor.num_bytes
+    *lead, (begin, end) = region
+    size = tensor.format.block_values
+    columns = (-(-end // size) - begin // size) * size if end > begin else 0
+    return tensor.format.num_bytes((*(stop - start for start, stop in lead), columns))
+
+
+def read_codes(tensor: StoredTensor, region: Region | None = None) -> Codes | None:
     """The 4-bit codes of a tensor [..., K] of blocks, as [N, K] in groups of 32; None for any
-    other format."""
+    other format. region: the part that is read, which tears no group; None: all."""
     codec = BLOCKS.get(tensor.format.name)
     if codec is None or codec.codes is None:
         return None
-    codes, scale, minimum = codec.codes(read_bytes(tensor).view(-1, tensor.format.block_bytes))
-    size = tensor.shape[-1]
-    rows = codes.numel() // size
-    return Codes(
-        codes.reshape(rows, size), scale.reshape(rows, -1), minimum.reshape(rows, -1), 32, 4
+    region = region or tuple((0, size) for size in tensor.shape)
+    raw, start = _blocks(tensor, region)
+    begin, end = region[-1]
+    codes, scale, minimum = codec.codes(raw.reshape(-1, tensor.format.block_bytes))
+    rows = len(raw)
+    whole = Codes(
+        codes.reshape(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1), 32, 4
     )
+    return whole.columns(begin - start, end - start)
 
 
 def same_bytes(a: StoredTensor, b: StoredTensor) -> bool:

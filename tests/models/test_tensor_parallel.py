@@ -1,0 +1,132 @@
+"""Every family on several ranks: logits of one rank to float32 rounding, and the same tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models import toys
+from tests.models.test_decoder import VARIANTS
+from tests.models.test_gguf_config import IN_FILES
+from tests.ranks import ThreadGroup, on_ranks
+
+import kit
+from octavo.config import EngineConfig
+from octavo.core.plan import SampleSpec
+from octavo.dist.base import SINGLE, Group
+from octavo.models.loader import load_model
+from octavo.models.registry import FAMILIES
+from octavo.params import SamplingParams
+from octavo.runner.sampler import sample
+
+TOLERANCE = {"rtol": 0, "atol": 2e-4}
+SIZES: dict[str, Any] = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96,
+}  # fmt: skip
+GREEDY, SEEDED = SamplingParams(temperature=0), SamplingParams(temperature=0.9, seed=5)
+PROMPTS = {"greedy": toys.prompt(40), "seeded": toys.prompt(21, 1)}
+# A variant of each family, and the number of its ranks in the fast tests: with as many ranks as KV
+# heads, and with more.
+QUICK = {
+    "llama-biases": 4, "mistral-window": 2, "qwen2": 4, "qwen3-bias": 4, "gemma2-untied": 2,
+    "gemma3": 4, "phi3-partial-tied": 4, "olmo2": 4, "olmo3": 2, "granite-biases": 2,
+    "smollm3-windows": 4, "ministral3": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with toys.one_thread():
+        yield
+
+
+def answers(model: Any, count: int = 12) -> tuple[torch.Tensor, list[list[int]]]:
+    """Logits of all tokens and the ids drawn, of one prompt in two chunks and one beside it."""
+    paged, device = toys.Paged(model), kit.cpu_device()
+    prompts = [[i % model.spec.num_ids for i in ids] for ids in PROMPTS.values()]
+    logits = [*paged.step([("greedy", prompts[0][:17])])]
+    rows = [prompts[0][17:], prompts[1]]
+    drawn: list[list[int]] = [[], []]
+    for position in range(count):
+        found = paged.step(list(zip(PROMPTS, rows, strict=True)))
+        logits += found
+        specs = [
+            SampleSpec(params, 5, 0, position, output_ids=tuple(ids))
+            for params, ids in zip((GREEDY, SEEDED), drawn, strict=True)
+        ]
+        last = torch.stack([row[-1] for row in found])
+        for ids, one in zip(drawn, sample(device, last, specs), strict=True):
+            assert one.error is None
+            ids.append(one.token_id)
+        rows = [[ids[-1]] for ids in drawn]
+    return torch.cat(logits), drawn
+
+
+def loaded(path: Path, group: Group = SINGLE, **options: Any) -> Any:
+    config = EngineConfig(model=str(path), load_progress=False, **options)
+    return load_model(config, kit.cpu_device(), torch.float32, group)
+
+
+def holds(path: Path, *sizes: int, **options: Any) -> None:
+    """So many ranks say what one says."""
+    wanted, ids = answers(loaded(path, **options))
+
+    def run(group: ThreadGroup) -> tuple[torch.Tensor, list[list[int]]]:
+        return answers(loaded(path, group, **options))
+
+    for size in sizes:
+        for logits, found in on_ranks(size, run):
+            assert found == ids
+            torch.testing.assert_close(logits, wanted, **TOLERANCE)
+
+
+def toy(variant: str, folder: Path, **changes: Any) -> Path:
+    family, own = VARIANTS[variant]
+    return toys.save(toys.make(family, **{**own, **SIZES, **changes}), folder)
+
+
+@pytest.mark.parametrize("variant", QUICK)
+def test_every_family(variant: str, tmp_path: Path) -> None:
+    holds(toy(variant, tmp_path), QUICK[variant])
+
+
+def test_no_family_is_left_out() -> None:
+    assert {VARIANTS[v][0] for v in QUICK} == {family.name for family in FAMILIES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant(variant: str, tmp_path: Path) -> None:
+    holds(toy(variant, tmp_path / "8"), 2, 4, 8)
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    holds(toy(variant, tmp_path / "6", **heads), 3, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", IN_FILES)
+def test_every_gguf(variant: str, tmp_path: Path) -> None:
+    family, own = VARIANTS[variant]
+    reference = toys.make(family, **{**own, **IN_FILES[variant], **SIZES})
+    holds(toys.write_gguf(reference, tmp_path / "m.gguf"), 2, 4)
+
+
+def blocks(kind: str, path: Path) -> Path:
+    """A toy of `kind` with rows of three or more blocks, which two ranks tear in the middle."""
+    size = 768 if kind.endswith("_K") else 96
+    model = toys.make(
+        "llama", hidden_size=size, intermediate_size=size, num_hidden_layers=1,
+        num_attention_heads=8, num_key_value_heads=2, head_dim=size // 8,
+    )  # fmt: skip
+    return toys.write_gguf(model, path, kind)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_blocks_that_are_torn_are_read_and_trimmed(kind: str, tmp_path: Path) -> None:
+    holds(blocks(kind, tmp_path / "m.gguf"), 2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16"])
+def test_blocks_of_every_kind(kind: str, tmp_path: Path) -> None:
+    holds(blocks(kind, tmp_path / "m.gguf"), 2, 4)
