@@ -26,10 +26,10 @@ class ThreadGroup:
     """See octavo.dist.base.Group."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.meeting, self.rank, self.size = meeting, rank, meeting.size
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
-        meeting = self._meeting
+        meeting = self.meeting
         meeting.held[self.rank] = x
         meeting.barrier.wait()
         found = [part.clone() for part in meeting.held]

@@ -36,9 +36,12 @@ def near(found, wanted, most):
     assert most / 20 < error < most
 
 
-def quantized(folder: Path, method: str, **options) -> Path:
-    """A tiny AWQ or GPTQ checkpoint in `folder / method`, and the same values in plain tensors."""
-    plain = kit.tiny(folder / "plain")
+def quantized(folder: Path, method: str, sizes: dict[str, int] | None = None, **options) -> Path:
+    """A tiny AWQ or GPTQ checkpoint in `folder / method`, and the same values in plain tensors.
+
+    sizes: of the model, where they differ from `kit.tiny`'s.
+    """
+    plain = kit.tiny(folder / "plain", **(sizes or {}))
     tensors, config = load_file(plain / "model.safetensors"), plain / "config.json"
     stored = {}
     for name, tensor in list(tensors.items()):
@@ -48,7 +51,7 @@ def quantized(folder: Path, method: str, **options) -> Path:
         tensors[name] = values.contiguous()
         stored |= {name.replace("weight", part): data for part, data in parts.items()}
     save_file(tensors, plain / "model.safetensors")
-    target = kit.tiny(folder / method)
+    target = kit.tiny(folder / method, **(sizes or {}))
     others = {n: t for n, t in tensors.items() if not n.endswith("_proj.weight")}
     save_file({**others, **stored}, target / "model.safetensors")
     made = {"awq": packers.awq_config, "gptq": packers.gptq_config}[method]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models import toys
+from tests.models.test_loader_quantized import quantized
 from tests.ranks import Meeting, ThreadGroup
 
 import kit
@@ -132,13 +133,42 @@ def test_weights_rounded_to_int4_are_cut_between_groups(tmp_path: Path) -> None:
     folder = kit.tiny(tmp_path)
     assert refused(folder, 2, quantization="int4") == (
         "tensor_parallel_size=2 cuts the 96 inputs of model.layers.0.mlp.down_proj.weight inside "
-        "a group of int4 of 32 of MODEL; possible: 1"
+        "a group of 32 (int4) of MODEL; possible: 1"
     )
     config = EngineConfig(
         model=str(folder), quantization="int4", quantization_override="*.down_proj=int8",
         load_progress=False,
     )  # fmt: skip
     prepare(config, kit.cpu_device(), torch.float32, ThreadGroup(Meeting(2), 1))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_stored_groups_are_not_torn(method: str, tmp_path: Path) -> None:
+    folder = quantized(tmp_path, method, {"intermediate_size": 64 * 3})
+    assert refused(folder, 4) == (
+        "tensor_parallel_size=4 cuts the 192 inputs of model.layers.0.mlp.down_proj.weight inside "
+        f"a group of 32 ({method}) of MODEL; possible: 1, 2"
+    )
+    # Two KV heads of 4 outputs are packed into one word.
+    folder = quantized(
+        tmp_path / "narrow", method,
+        {"head_dim": 4, "num_attention_heads": 16, "intermediate_size": 128},
+    )  # fmt: skip
+    assert refused(folder, 2) == (
+        "tensor_parallel_size=2 cuts the 8 outputs of model.layers.0.self_attn.k_proj.weight "
+        f"inside a group of 8 ({method}) of MODEL; possible: 1"
+    )
+
+
+def test_an_architecture_that_says_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = kit.tiny(tmp_path)
+    monkeypatch.delattr(Decoder, "parameter_cuts")
+    assert refused(folder, 2) == (
+        "tensor_parallel_size=2: Decoder (LlamaForCausalLM) does not say how its parameters are "
+        "divided (parameter_cuts); possible: 1"
+    )
 
 
 def test_what_is_prepared_has_the_sizes_of_one_rank(tmp_path: Path) -> None:

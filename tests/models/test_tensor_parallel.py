@@ -9,6 +9,7 @@ import torch
 from tests.models import toys
 from tests.models.test_decoder import VARIANTS
 from tests.models.test_gguf_config import IN_FILES
+from tests.models.test_loader_quantized import quantized
 from tests.ranks import ThreadGroup, on_ranks
 
 import kit
@@ -130,3 +131,106 @@ def test_blocks_that_are_torn_are_read_and_trimmed(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16"])
 def test_blocks_of_every_kind(kind: str, tmp_path: Path) -> None:
     holds(blocks(kind, tmp_path / "m.gguf"), 2, 4)
+
+
+# Two and four ranks cut all products of it between groups of 32.
+DIVISIBLE = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+}  # fmt: skip
+
+
+def any_order(inputs: int) -> torch.Tensor:
+    return torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs)) % (inputs // 32)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("awq", {}), ("gptq", {}), ("gptq", {"bits": 8}), ("gptq", {"order": any_order})],
+    ids=["awq", "gptq", "gptq of 8 bits", "gptq with desc_act"],
+)
+def test_stored_groups_stay_whole(method: str, options: Any, tmp_path: Path) -> None:
+    """Each rank has the stored values of its part: dequantized, so that nothing else rounds."""
+    folder = quantized(tmp_path, method, DIVISIBLE, **options)
+    wanted, ids = answers(loaded(tmp_path / "plain"))
+
+    def run(group: ThreadGroup) -> tuple[torch.Tensor, list[list[int]]]:
+        return answers(loaded(folder, group, quantization_override="*=none"))
+
+    for size in (2, 4):
+        for logits, found in on_ranks(size, run):
+            assert found == ids
+            torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-3)
+
+
+def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("quantization", ["awq", "gptq", "int8", "int4", "Q4_1"])
+def test_integers_are_as_exact_on_two_ranks(quantization: str, tmp_path: Path) -> None:
+    """Not equal: each rank rounds its inputs, and int8 its weights, by their own maximum."""
+    options: dict[str, Any] = {}
+    if quantization in ("awq", "gptq"):
+        folder = quantized(tmp_path, quantization, DIVISIBLE)
+        plain = tmp_path / "plain"
+    elif quantization == "Q4_1":
+        _, folder = toys.blocks_of(quantization, tmp_path / "m.gguf")
+        plain, options = folder, {"quantization": "int4"}
+    else:
+        plain = folder = kit.tiny(tmp_path, **DIVISIBLE)
+        options = {"quantization": quantization}
+
+    def first(path: Path, group: Group = SINGLE, **options: Any) -> torch.Tensor:
+        ids = [i % 100 for i in PROMPTS["greedy"]]
+        return toys.Paged(loaded(path, group, **options)).step([("a", ids)])[0]
+
+    exact, whole = first(plain), first(folder, **options)
+    found = on_ranks(2, lambda group: first(folder, group, **options))
+    assert torch.equal(found[0], found[1])
+    assert error_of(found[0], exact) < 1.1 * error_of(whole, exact)
+    assert error_of(found[0], whole) < 0.35
+
+
+def test_a_row_is_the_same_in_any_company(tmp_path: Path) -> None:
+    """Sums are in rank order, so that the rows of a step do not move a bit of one another."""
+    folder = toy("olmo2", tmp_path)
+
+    def alone_and_together(group: ThreadGroup) -> bool:
+        model = loaded(folder, group)
+        rows = list(PROMPTS.items())
+        together = toys.Paged(model).step(rows)
+        alone = [toys.Paged(model).step([row])[0] for row in rows]
+        return all(map(torch.equal, together, alone))
+
+    assert on_ranks(2, alone_and_together) == [True, True]
+
+
+class Silent:
+    """A group of one that must not be asked for anything."""
+
+    rank, size = 0, 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a model of one rank asked its group for {name}")
+
+
+def test_one_rank_communicates_nothing_and_has_the_same_bits(tmp_path: Path) -> None:
+    folder = toy("olmo2-bias-tied", tmp_path)
+    group: Any = Silent()
+    (logits, ids), wanted = answers(loaded(folder, group)), answers(loaded(folder))
+    assert torch.equal(logits, wanted[0])
+    assert ids == wanted[1]
+
+
+def test_ranks_meet_twice_in_a_layer_and_once_for_logits(tmp_path: Path) -> None:
+    folder = toy("llama-biases", tmp_path)
+
+    def count(group: ThreadGroup) -> int:
+        model = loaded(folder, group)
+        assert group.meeting.calls == 0
+        toys.Paged(model).step([("a", PROMPTS["greedy"])])
+        group.min(0)
+        return group.meeting.calls - 1
+
+    layers = loaded(folder).spec.num_layers
+    assert on_ranks(2, count)[0] == 2 * layers + 1

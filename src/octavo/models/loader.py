@@ -198,13 +198,14 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
         ", ".join(map(str, checkpoint.paths)),
     )
     if not prepared.quantization.methods - {NONE} and (note := memory_note(checkpoint)) is not None:
-        logger.info("%s", note)
+        ranks = prepared.group.size
+        logger.info("%s%s", note, f", divided among {ranks} ranks" if ranks > 1 else "")
     products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,
         Shard.of(prepared.group),
     )  # fmt: skip
-    ranks = {"group": prepared.group} if prepared.group.size > 1 else {}
+    divided = {"group": prepared.group} if prepared.group.size > 1 else {}
     with weights.progress():
         model: Decoder = architecture(
             spec,
@@ -215,7 +216,7 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
             window=prepared.window,
             head_rows=config.max_num_seqs,
             quantization=prepared.quantization,
-            **ranks,
+            **divided,
         )
     logger.info("products: %s", products.explain())
     if products.unstable:
@@ -305,22 +306,23 @@ def _groups(
     architecture: type[Decoder],
     quantization: QuantConfig,
 ) -> Iterator[Requirement]:
-    """Quantized weights are cut between the groups that share a scale, and between packed words."""
+    """Quantized weights are cut between groups: values that share a scale, or are packed into one
+    number."""
     shapes, cuts = architecture.parameter_shapes(spec), architecture.parameter_cuts(spec)
     stored = {architecture.parameter_name(spec, name) for name in checkpoint.tensors}
     for name in sorted(architecture.product_weights(spec)):
         cut, component = cuts[name], name.removeprefix("model.").removesuffix(".weight")
         if cut.kind not in ("row", "column"):
             continue
+        form = spec.quantization
+        parts = {} if form is None or name in stored else form.parts(shapes[name])
+        for part in parts.values():
+            _, each = (part.inputs if cut.kind == "row" else part.outputs) or (0, 1)
+            each = math.lcm(each, part.together if cut.kind == "row" else 1)
+            if form is not None and each > 1:
+                yield aligned(name, cut, each, form.METHOD)
         if cut.kind == "row" and quantization.method(component) == INT4:
-            yield aligned(name, cut, GROUP, "a group of int4")
-        if spec.quantization is None or name in stored:
-            continue
-        for part in spec.quantization.parts(shapes[name]).values():
-            side = part.inputs if cut.kind == "row" else part.outputs
-            if side is not None and side[1] > 1:
-                what = f"what {spec.quantization.METHOD} stores together, runs"
-                yield aligned(name, cut, side[1], what)
+            yield aligned(name, cut, GROUP, INT4)
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

@@ -165,7 +165,7 @@ def most_ranks(cuts: Mapping[str, Cut]) -> int:
 def aligned(name: str, cut: Cut, multiple: int, what: str) -> Requirement:
     """A parameter is cut at multiples of so many rows (row: columns) only.
 
-    what: what would be torn.
+    what: the format whose groups would be torn.
     """
     length, side = (
         sum(span.length for span in cut.spans),
@@ -181,8 +181,8 @@ def aligned(name: str, cut: Cut, multiple: int, what: str) -> Requirement:
 
     def refusal(size: int) -> str:
         return (
-            f"tensor_parallel_size={size} cuts the {length} {side} of {name} inside {what} of "
-            f"{multiple}"
+            f"tensor_parallel_size={size} cuts the {length} {side} of {name} inside a group of "
+            f"{multiple} ({what})"
         )
 
     return Requirement(allows, refusal)

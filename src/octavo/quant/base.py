@@ -51,6 +51,7 @@ class StoredPart:
     outputs, inputs: the dimension that runs over the weight's rows or columns, counted from the
     last (-1), and how many of them an index stands for; None: the part is the same for all of
     them. A format none of whose parts has one is read whole, and its values are cut.
+    together: inputs that no cut separates, although the part itself is not cut.
     also: other shapes that it may have, which are the same for all rows and columns. needed:
     whether it must be there; decoding gets those that are.
     """
@@ -59,6 +60,7 @@ class StoredPart:
     dtype: torch.dtype
     outputs: tuple[int, int] | None = None
     inputs: tuple[int, int] | None = None
+    together: int = field(default=1, kw_only=True)
     also: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
     needed: bool = field(default=True, kw_only=True)
 

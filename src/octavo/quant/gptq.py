@@ -51,13 +51,16 @@ class Gptq(PackedGroups):
     def parts(self, shape: tuple[int, ...]) -> Mapping[str, StoredPart]:
         *stack, outputs, inputs = shape
         groups, each = self.num_groups(inputs), 32 // self.bits
+        together = 1 if self.any_order else self.group or 1
         return {
             "qweight": StoredPart(
                 (*stack, inputs // each, outputs), torch.int32, (-1, 1), (-2, each)
             ),
             # Every input may use any group (g_idx), so a part of the inputs needs all groups.
             "qzeros": StoredPart((*stack, groups, outputs // each), torch.int32, (-1, each)),
-            "scales": StoredPart((*stack, groups, outputs), torch.float32, (-1, 1)),
+            "scales": StoredPart(
+                (*stack, groups, outputs), torch.float32, (-1, 1), together=together
+            ),
             "g_idx": StoredPart((*stack, inputs), torch.int32, None, (-1, 1)),
         }
 
@@ -77,7 +80,7 @@ class Gptq(PackedGroups):
                 f"g_idx names groups {int(index.min())} to {int(index.max())}; there are "
                 f"{scale.shape[1]}"
             )
-        first = int(index[0]) if inputs else 0
+        first = int(index[0])
         if not torch.equal(index, first + torch.arange(inputs) // group):
             return codes.float() * scale[:, index] + minimum[:, index]
         used = slice(first, first + self.num_groups(inputs))
