@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine.arg_utils import options_of
-from octavo.engine.client import EXECUTOR, EngineClient, merge
+from octavo.engine.client import EXECUTOR, EngineClient, Observer, merge
 from octavo.engine.messages import Stats
 from octavo.engine.preflight import check_options
 from octavo.engine.requests import (
@@ -28,7 +28,7 @@ from octavo.engine.requests import (
     RequestMaker,
     check_arguments,
 )
-from octavo.engine.stats import EngineStats
+from octavo.engine.stats import EngineStats, at_rest, merged
 from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
@@ -266,7 +266,7 @@ class _Host:
 
     def __init__(self, config: EngineConfig, executor: str) -> None:
         self.closed = False
-        self.stats = EngineStats()
+        self._observer = _Latest()
         self._owner = Owner("this engine")
         self._closing = threading.Lock()
         self._starting = threading.Lock()
@@ -291,12 +291,13 @@ class _Host:
             )
 
         client = EngineClient(config, executor)
-        client.on_stats = self._keep
+        client.observer = self._observer
         await client.start(tokenizer)
         return client
 
-    def _keep(self, report: Stats) -> None:
-        self.stats = report.stats
+    @property
+    def stats(self) -> EngineStats:
+        return merged(list(self._observer.stats.values()))
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run `work` on the loop; to cancel the future cancels the work.
@@ -343,6 +344,20 @@ class _Host:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class _Latest(Observer):
+    """The latest statistics of each engine."""
+
+    def __init__(self) -> None:
+        self.stats: dict[int, EngineStats] = {}
+
+    def update(self, engine: int, report: Stats) -> None:
+        self.stats[engine] = report.stats
+
+    def lost(self, engine: int) -> None:
+        if engine in self.stats:
+            self.stats[engine] = at_rest(self.stats[engine])
 
 
 class _Reader:

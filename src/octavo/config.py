@@ -80,6 +80,9 @@ class EngineConfig:
                                       "take half the memory of bfloat16")  # fmt: skip
     attention_impl: str = _option("auto", "attention backend")
     tensor_parallel_size: int = _option(1, "number of tensor-parallel processes", low=1)
+    data_parallel_size: int = _option(
+        1, "number of engines behind one endpoint, each with all of the model", low=1
+    )
     max_model_len: int | None = _option(
         None, "context window in tokens, such as 8k; default: the model's", low=1, size=True
     )

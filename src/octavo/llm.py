@@ -76,6 +76,12 @@ class LLM:
         name = scheduler if isinstance(scheduler, str) else "custom"
         config = EngineConfig(model=model, scheduler=name, **options)
         policy = create_policy(scheduler)
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size is {config.data_parallel_size}, and an LLM is one engine, in "
+                "this process; use AsyncLLM or `octavo serve` for several, or threads for more "
+                "cores"
+            )
         check_options(config)
         with progress.shown(config.load_progress):
             with progress.phase(f"opening {config.model}"), interrupts_deferred():

@@ -51,6 +51,14 @@ def configure(
         own.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(form))
 
 
+def mark_lines(mark: str) -> None:
+    """Which of several processes with one log a line is from: before its message, or as the member
+    `source` of JSON lines."""
+    for own in _own_handlers():
+        assert isinstance(own.formatter, _TextFormatter | _JsonFormatter)
+        own.formatter.mark = mark
+
+
 def one_line(text: str) -> str:
     """`text` with control characters, line breaks among them, as escapes such as `\\n`."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
@@ -62,6 +70,7 @@ class _TextFormatter(logging.Formatter):
     def __init__(self, form: str) -> None:
         super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")
         self.form = form
+        self.mark = ""
 
     def formatTime(  # noqa: N802 - the names of logging
         self, record: logging.LogRecord, datefmt: str | None = None
@@ -71,7 +80,8 @@ class _TextFormatter(logging.Formatter):
         return _date(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = one_line(record.message)
+        mark = f"{self.mark}: " if self.mark else ""
+        record.message = mark + one_line(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -83,6 +93,7 @@ class _JsonFormatter(logging.Formatter):
     """One JSON object per line. A record's `fields` (given as `extra`) become members of it."""
 
     form = "json"
+    mark = ""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -90,6 +101,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": record.process,
+            **({"source": self.mark} if self.mark else {}),
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
@@ -173,6 +185,12 @@ def instruction_limit() -> str:
 def threads_from_environment() -> str | None:
     """OMP_NUM_THREADS, which OpenMP reads itself; None where it is not set."""
     return os.environ.get("OMP_NUM_THREADS") or None
+
+
+def visible_gpus() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES, which CUDA reads itself: indices or ids; None where it is not set."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if given is None else [part.strip() for part in given.split(",") if part.strip()]
 
 
 def api_keys_from_environment() -> tuple[str, ...]:

@@ -255,13 +255,15 @@ def expect(series: str, count: int) -> None:
 
 
 @contextlib.contextmanager
-def shown(enabled: bool = True, say: Say | None = None) -> Iterator[None]:
+def shown(enabled: bool = True, say: Say | None = None, redraw: bool = True) -> Iterator[None]:
     """Show the phases that the `with` goes through: on a terminal as bars, else by `say`, which
-    prints to standard error if it is not given. Inside another `shown`, that one goes on."""
+    prints to standard error if it is not given. Inside another `shown`, that one goes on.
+
+    redraw: False where another process draws on the same terminal; then there are no bars."""
     if not enabled or _current.get() is not None or sys.stderr is None:  # as under pythonw
         yield
         return
-    on_terminal = can_redraw(sys.stderr)
+    on_terminal = redraw and can_redraw(sys.stderr)
     display: Display = Bars() if on_terminal else Lines(say or _print)
     with Progress(display) as progress, _logs_above() if on_terminal else contextlib.nullcontext():
         token = _current.set(progress)

@@ -207,8 +207,8 @@ E, V, S, R, M, A, P = (Kind.ENGINE, Kind.SERVER, Kind.SAMPLING, Kind.REQUEST, Ki
 
 _ENGINE = [
     *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
-        gpu_memory_utilization kv_cache_memory_bytes enforce_eager num_gpu_blocks_override
-        swap_space chat_template preemption_mode async_scheduling"""),
+        data_parallel_size gpu_memory_utilization kv_cache_memory_bytes enforce_eager
+        num_gpu_blocks_override swap_space chat_template preemption_mode async_scheduling"""),
     *[Entry(E, name, Status.SUPPORTED, neutral=(None,)) for name in
       ("block_size", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs")],
     Entry(E, "max_model_len", Status.SUPPORTED, neutral=(-1, "auto"),
@@ -283,7 +283,7 @@ _ENGINE = [
     *_refused(E, _REASONING, reasoning_parser="", reasoning_parser_plugin=None,
               reasoning_config=None),
     *_refused(E, _PROCESSORS, logits_processors=[]),
-    *_refused(E, _PARALLEL, pipeline_parallel_size=1, data_parallel_size=1,
+    *_refused(E, _PARALLEL, pipeline_parallel_size=1,
               prefill_context_parallel_size=1, decode_context_parallel_size=1,
               data_parallel_rank=None, data_parallel_start_rank=None,
               data_parallel_size_local=None, data_parallel_address=None,

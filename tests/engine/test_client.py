@@ -121,7 +121,7 @@ def test_a_batch_is_answered_in_any_order(folder):
 def test_closing_a_batch_aborts_what_runs(folder):
     async def body(client):
         got = []
-        client.on_stats = got.append
+        client.observer.update = lambda engine, report: got.append(report)
         batch = await client.submit([request(client, SLOW, PARAMS.with_(max_tokens=400))])
         await anext(batch)
         batch.close()
@@ -181,7 +181,7 @@ def test_a_stop_string_ends_a_choice_in_the_engine_too(folder):
     async def body(client):
         params = PARAMS.with_(max_tokens=400, stop=["def"], n=2)
         got = []
-        client.on_stats = got.append
+        client.observer.update = lambda engine, report: got.append(report)
         assert await texts(await client.submit([request(client, SLOW, params)])) == {
             (0, 0): "abc",
             (0, 1): "abc",
@@ -387,7 +387,7 @@ def test_what_closing_raises_does_not_hide_why_a_start_failed(folder, sockets, m
 
 
 def test_a_process_that_ends_at_once_is_said(folder, sockets, monkeypatch):
-    monkeypatch.setattr(launcher, "module_command", lambda name: ["false"])
+    monkeypatch.setattr(launcher, "module_command", lambda name, **_: ["false"])
     error = asyncio.run(fails(folder, EngineDeadError))
     assert "exit code 1" in str(error)
     assert not list(sockets.iterdir())

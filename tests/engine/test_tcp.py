@@ -73,7 +73,7 @@ def engine_path(monkeypatch):
 @contextlib.asynccontextmanager
 async def started(folder, launcher=TcpLauncher):
     config = EngineConfig(model=str(folder), swap_space=0)
-    client = EngineClient(config, "fake_engine:create", launcher)
+    client = EngineClient(config, "fake_engine:create", lambda engine: launcher())
     await client.start(lambda: load_tokenizer(folder))
     try:
         yield client

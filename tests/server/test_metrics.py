@@ -193,7 +193,7 @@ def loaded(gauges, scheduler="slo"):
     """The metrics of a server whose engine has loaded."""
     metrics = Metrics("m")
     limits = RunnerLimits(9, 16, 1, 64, 256)
-    metrics.loaded(EngineCapabilities(limits, scheduler, gauges=tuple(gauges)))
+    metrics.loaded(0, EngineCapabilities(limits, scheduler, gauges=tuple(gauges)))
     return metrics
 
 
@@ -206,7 +206,7 @@ def test_what_an_slo_policy_does_is_shown_while_there_is_one():
     names = {line.split("{")[0] for line in metrics.text().decode().splitlines() if "slo_" in line}
     assert {name for name in names if name[0] != "#"} == SLO
     stats = EngineStats(*[0.5] * 7, *[3] * 9, {}, policy={"p99_itl_seconds": 0.5, "shed": 2.0})
-    metrics.update(Stats(stats, Observations()))
+    metrics.update(0, Stats(stats, Observations()))
     text = metrics.text().decode()
     assert 'octavo:slo_p99_itl_seconds{engine="0",model_name="m"} 0.5' in text
     assert 'octavo:slo_shed_total{engine="0",model_name="m"} 2.0' in text

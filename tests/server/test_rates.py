@@ -22,7 +22,7 @@ def tick(caplog):
         caplog.clear()
         now[0] += 10
         if values:
-            metrics.update(Stats(EngineStats(**values), Observations()))
+            metrics.update(0, Stats(EngineStats(**values), Observations()))
         log.tick()
         return caplog.records[0] if caplog.records else None
 

@@ -387,7 +387,7 @@ class KVManager:
         full, rest = divmod(request.num_computed, self.block_size)
         names = self.cache.names(request, full)[:full]
         if rest:
-            parent = names[-1] if names else root(request)
+            parent = names[-1] if names else root(request.submission.cache_salt)
             names.append(
                 hash_block(
                     parent, request.tokens[request.num_computed - rest : request.num_computed]

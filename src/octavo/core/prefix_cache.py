@@ -68,7 +68,7 @@ class PrefixCache:
         size = self.block_size
         while len(names) < count:
             start = len(names) * size
-            parent = names[-1] if names else root(request)
+            parent = names[-1] if names else root(request.submission.cache_salt)
             names.append(hash_block(parent, request.tokens[start : start + size]))
         return names
 
@@ -154,9 +154,8 @@ class PrefixCache:
                     self.pool.publish(block, names[index] + tag)
 
 
-def root(request: Request) -> bytes:
+def root(salt: str | None) -> bytes:
     """The root of the chain: what else restricts sharing, tagged and with its length."""
-    salt = request.submission.cache_salt
     if salt is None:
         return _ROOT
     text = salt.encode("utf-8", "surrogatepass")
@@ -164,6 +163,15 @@ def root(request: Request) -> bytes:
     return blake2b(b"".join(parts), digest_size=_DIGEST).digest()
 
 
-def hash_block(parent: bytes, tokens: list[int]) -> bytes:
+def block_names(tokens: Sequence[int], block_size: int, salt: str | None) -> list[bytes]:
+    """The names of the full blocks of a prompt."""
+    names, parent = [], root(salt)
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = hash_block(parent, tokens[end - block_size : end])
+        names.append(parent)
+    return names
+
+
+def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block after the block named `parent`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=_DIGEST).digest()

@@ -1,12 +1,13 @@
-"""The web process's side of the engine: submit, stream, abort, health.
+"""The web process's side of the engines: submit, stream, abort, health.
 
-The reports of an engine process (`engine.link`) become text (`engine.output`) here; each batch of
-requests has one place for its deltas. Unread deltas are merged, so a slow reader's backlog is
-bounded by its own answer, and no other reader waits for it.
+Each request is computed by one engine of the pool (`engine.pool`), which `engine.routing` chooses.
+The reports of an engine process become text (`engine.output`) here; each batch of requests has one
+place for its deltas. Unread deltas are merged, so a slow reader's backlog is bounded by its own
+answer, and no other reader waits for it.
 
-When the engine dies, all batches in flight raise EngineDeadError, so does every later submit,
-and `died` is set. Silence (`engine.link`) fails the requests in flight in the same way, until the
-process sends again.
+When an engine dies, batches with requests of it raise EngineDeadError. When none is left and none
+is started again, so does every later submit, and `died` is set. Silence (`engine.link`) fails the
+requests of an engine in the same way, and it gets no others until it sends again.
 """
 
 import asyncio
@@ -18,11 +19,15 @@ from dataclasses import dataclass
 import zmq
 
 from octavo.config import EngineConfig
+from octavo.core.prefix_cache import block_names
 from octavo.core.submission import Submission
-from octavo.engine.launcher import Launcher, LocalLauncher
+from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.launcher import local_launchers
 from octavo.engine.link import EngineLink, RequestReport
 from octavo.engine.messages import Abort, Accepted, Add, FinishChoice, Refused, Stats, Step
 from octavo.engine.output import OutputProcessor
+from octavo.engine.pool import EnginePool, Launchers
+from octavo.engine.routing import Load, Reason, Router
 from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
 from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -32,6 +37,7 @@ from octavo.text.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 EXECUTOR = "octavo.engine.executor:create_executor"
+_RETURNING = "the engine has died and is being started again"
 
 
 class Batch:
@@ -49,6 +55,15 @@ class Batch:
         self._pending: dict[str, RequestOutput] = {}  # deltas that were not read yet
         self._failure: Exception | None = None
         self._event = asyncio.Event()
+        self._engines = [0] * len(ids)
+
+    def assign(self, request_id: str, engine: int) -> None:
+        """The engine of this number computes a request from now on."""
+        self._engines[self._position[request_id]] = engine
+
+    def engine_of(self, position: int) -> int:
+        """The number of the engine that computes a request, or did at its end."""
+        return self._engines[position]
 
     def put(self, output: RequestOutput) -> None:
         """What is new of one request; merged into what was not read yet."""
@@ -119,49 +134,83 @@ def _append(old: CompletionOutput, new: CompletionOutput) -> None:
     old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
 
 
+class Observer:
+    """Who is told what the engines do, each by its number; here nobody."""
+
+    def update(self, engine: int, report: Stats) -> None:
+        """A snapshot came."""
+
+    def routed(self, engine: int, reason: Reason) -> None:
+        """One of several engines was chosen for a request."""
+
+    def loaded(self, engine: int, capabilities: EngineCapabilities) -> None:
+        """Its model is loaded, for the first time or again."""
+
+    def lost(self, engine: int) -> None:
+        """It is dead."""
+
+
 @dataclass(slots=True)
 class InFlight:
-    """A request that has not ended: where its outputs go, and which engine computes it."""
+    """A request that has not ended: where its outputs go, and which engine computes it.
+
+    started: it has a token.
+    """
 
     submission: Submission
     batch: Batch
     link: EngineLink
+    started: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request_id
 
 
 class EngineClient:
-    """The requests of one event loop, and the engine process that computes them."""
+    """The requests of one event loop, and the engine processes that compute them.
+
+    restart: start an engine that has died again. launchers: where each of them runs; default: on
+    this machine.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         executor: str = EXECUTOR,
-        launcher: Callable[[], Launcher] = LocalLauncher,
+        launchers: Launchers | None = None,
+        restart: bool = False,
     ) -> None:
         self.config = config
         self.died = asyncio.Event()
-        self.reason: str | None = None  # why the engine is dead
-        self.on_stats: Callable[[Stats], None] = _ignore
-        self.links = [EngineLink(config, executor, launcher(), self)]
+        self.reason: str | None = None  # why no engine is left
+        self.observer = Observer()
+        self._pool = EnginePool(
+            config, executor, launchers or local_launchers(config), self, restart
+        )
         self._ids = itertools.count()
         self._requests: dict[str, InFlight] = {}
+        self._loads = [Load() for _ in self.links]
         self._owner = Owner("this engine client")
 
     async def start(self, tokenizer: Callable[[], Tokenizer]) -> None:
-        """Start the process, wait until the model is loaded. `tokenizer` runs meanwhile.
+        """Start the processes, wait until the model is loaded. `tokenizer` runs meanwhile.
 
-        Raises ConfigError when the engine cannot start as asked, EngineDeadError otherwise.
+        Raises ConfigError when an engine cannot start as asked, EngineDeadError otherwise.
         """
         try:
-            for link in self.links:
-                await link.open()
+            await self._pool.open()
             self.tokenizer = await asyncio.to_thread(tokenizer)
             self._outputs = OutputProcessor(self.tokenizer, time.time() - time.monotonic())
-            self.capabilities = await self.links[0].loaded()
+            self.capabilities = await self._pool.loaded()
         except BaseException as error:
             await self._give_up()
             if isinstance(error, (OSError, zmq.ZMQError)):
                 raise EngineDeadError(f"it could not be started: {error}") from error
             raise
+        self._router = Router(len(self.links), self.capabilities.limits.num_blocks)
+        for link in self.links:
+            self.observer.loaded(link.index, link.capabilities or self.capabilities)
 
     async def _give_up(self) -> None:
         """Undo a start that has failed; what goes wrong here must not hide why it failed."""
@@ -170,26 +219,34 @@ class EngineClient:
         except Exception:
             logger.exception("closing after a failed start")
 
+    @property
+    def links(self) -> list[EngineLink]:
+        """One for each engine, by its number."""
+        return self._pool.links
+
     # Requests.
 
     def new_id(self) -> str:
-        """A request id that no other request to this engine has."""
+        """A request id that no other request to these engines has."""
         return f"r{next(self._ids)}"
 
     def check_queue(self, count: int) -> None:
         """Raise QueueFullError unless `count` more requests fit, EngineDeadError if none can."""
         self._check_alive()
-        limit = self.config.max_num_seqs + self.config.waiting_limit
+        engines = len(self._pool.serving)
+        limit = engines * (self.config.max_num_seqs + self.config.waiting_limit)
         if len(self._requests) + count > limit:
+            terms = "(max_num_seqs + max_waiting)"
+            terms = terms if engines == 1 else f"({engines} engines x {terms})"
             raise QueueFullError(
                 f"{counted(len(self._requests), 'request')} in flight and {count} more would "
-                f"exceed the limit of {limit} (max_num_seqs + max_waiting); try again later"
+                f"exceed the limit of {limit} {terms}; try again later"
             )
 
     async def submit(self, submissions: Sequence[Submission]) -> Batch:
-        """Send admitted requests to the engine; returns when it has queued all of them.
+        """Send admitted requests to engines; returns when these have queued all of them.
 
-        All or none: raises QueueFullError when they do not fit in the queue or the scheduler
+        All or none: raises QueueFullError when they do not fit in the queue or a scheduler
         refuses one, RequestError as the engine raised it, EngineError, EngineDeadError.
         """
         self.check_queue(len(submissions))
@@ -197,9 +254,7 @@ class EngineClient:
         for submission in submissions:
             arrival = submission.arrival_time
             self._outputs.add(submission, None, time.monotonic() if arrival is None else arrival)
-            request = InFlight(submission, batch, self.links[0])
-            self._requests[submission.request_id] = request
-            request.link.send(Add(submission))
+            self._place(submission, batch, self._route(submission))
         try:
             await batch.accepted()
         except BaseException:
@@ -207,51 +262,91 @@ class EngineClient:
             raise
         return batch
 
+    def _place(self, submission: Submission, batch: Batch, link: EngineLink) -> None:
+        """Have an engine compute a request."""
+        request = InFlight(submission, batch, link)
+        self._requests[submission.request_id] = request
+        self._count(request, +1)
+        batch.assign(submission.request_id, link.index)
+        link.send(Add(submission))
+
+    def _route(self, submission: Submission) -> EngineLink:
+        """The engine for a request; there is one that serves."""
+        if len(self.links) == 1:
+            return self.links[0]
+        names: list[bytes] = []
+        if self.config.enable_prefix_caching:
+            size = self.capabilities.limits.block_size
+            names = block_names(submission.token_ids, size, submission.cache_salt)
+        loads = {link.index: self._loads[link.index] for link in self._pool.serving}
+        route = self._router.choose(names, loads)
+        self.observer.routed(route.replica, route.reason)
+        return self.links[route.replica]
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort those of the requests that are still in flight."""
         if not self._owner.is_here():
             return
-        known = [found for i in request_ids if (found := self._requests.pop(i, None))]
+        known = [found for i in request_ids if (found := self._pop(i))]
         for request in known:
-            self._outputs.abort(request.submission.request_id)
+            self._outputs.abort(request.request_id)
         self._send_aborts(known)
 
     def finish(self, request_ids: Sequence[str]) -> None:
         """As `abort`, but their batches get what there is, with the finish reason `abort`."""
         for request_id in request_ids:
-            if request := self._requests.pop(request_id, None):
+            if request := self._pop(request_id):
                 if output := self._outputs.abort(request_id, time.monotonic()):
                     request.batch.put(output)
                 request.batch.accept(request_id)
                 self._send_aborts([request])
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop the cached prefixes. False if running requests still hold some."""
+        """Drop the cached prefixes of all engines. False if running requests still hold some, or
+        an engine is silent."""
         self._check_alive()
-        return all(await asyncio.gather(*(link.reset_prefix_cache() for link in self.links)))
+        links = self._pool.serving
+        silent = any(link.is_silent for link in self.links)
+        dropped = await asyncio.gather(*(link.reset_prefix_cache() for link in links))
+        for link, done in zip(links, dropped, strict=True):
+            if done:
+                self._router.forget(link.index)
+        return all(dropped) and not silent
 
     @property
     def in_flight(self) -> int:
         return len(self._requests)
 
     @property
+    def down(self) -> dict[int, str]:
+        """Why engines answer nothing at the moment, by number; those that do are not there."""
+        return {
+            index: _RETURNING if self._pool.is_returning(self.links[index]) else reason
+            for index, reason in self._pool.down.items()
+        }
+
+    @property
     def unhealthy_reason(self) -> str | None:
-        """Why nothing is answered at the moment; None when the engine is healthy."""
-        return self.reason or self.links[0].unhealthy_reason
+        """Why nothing is answered at the moment; None when an engine is healthy."""
+        if self.reason is not None:
+            return self.reason
+        if len(down := self.down) < len(self.links):
+            return None
+        return _told(down)
 
     def fail_all(self, error: Exception) -> None:
         """End everything in flight with `error`."""
         self._fail(list(self._requests.values()), error)
 
     async def close(self) -> None:
-        """Stop the process and wait for its end; kill it if it does not exit in time.
+        """Stop the processes and wait for their ends; kill those that do not exit in time.
 
-        In a fork, does nothing: engine and sockets belong to the process that made them.
+        In a fork, does nothing: engines and sockets belong to the process that made them.
         """
         if not self._owner.is_here():
             return
-        for link in self.links:
-            await link.close()
+        self._die("shutdown requested")
+        await self._pool.close()
 
     def _check_alive(self) -> None:
         if not self._owner.is_here():
@@ -261,18 +356,31 @@ class EngineClient:
         if (reason := self.unhealthy_reason) is not None:
             raise EngineError(reason)
 
+    def _pop(self, request_id: str) -> InFlight | None:
+        """Take a request out of those in flight."""
+        if request := self._requests.pop(request_id, None):
+            self._count(request, -1)
+        return request
+
+    def _count(self, request: InFlight, sign: int) -> None:
+        """Add a request to the load of its engine, or take it off."""
+        waiting, running = self._loads[request.link.index]
+        choices = sign * request.submission.params.n
+        more = (0, choices) if request.started else (choices, 0)
+        self._loads[request.link.index] = Load(waiting + more[0], running + more[1])
+
     def _fail(self, requests: Sequence[InFlight], error: Exception) -> None:
         for request in requests:
-            del self._requests[request.submission.request_id]
+            self._pop(request.request_id)
         for request in requests:
-            self._outputs.abort(request.submission.request_id)
+            self._outputs.abort(request.request_id)
             request.batch.fail(error)
         self._send_aborts(requests)
 
     def _send_aborts(self, requests: Sequence[InFlight]) -> None:
         """Tell the engines that compute these requests to stop; the dead ones have."""
         for link in self.links:
-            ids = [one.submission.request_id for one in requests if one.link is link]
+            ids = [request.request_id for request in requests if request.link is link]
             if ids and link.reason is None:
                 link.send(Abort(ids))
 
@@ -282,10 +390,10 @@ class EngineClient:
         if isinstance(report, Step):
             self._step(link, report)
         elif isinstance(report, Stats):
-            self.on_stats(report)
+            self.observer.update(link.index, report)
         elif isinstance(report, Refused):
             if request := self._of(link, report.request_id):
-                del self._requests[report.request_id]
+                self._pop(report.request_id)
                 self._outputs.abort(report.request_id)
                 request.batch.fail(report.fault.error())
         elif isinstance(report, Accepted):
@@ -294,14 +402,35 @@ class EngineClient:
                     request.batch.accept(request_id)
 
     def link_died(self, link: EngineLink, error: OctavoError) -> None:
-        self.reason = link.reason
-        self._fail(self._computed_by(link), EngineDeadError(link.reason or str(error)))
-        self.died.set()
+        if self.reason is not None:
+            return
+        self.observer.lost(link.index)
+        if self._pool.is_lost:
+            self._die(_told(self._pool.down))
+            return
+        logger.error("%s died: %s", link.name, link.reason)
+        self._router.forget(link.index)
+        self._interrupted(link, EngineDeadError(link.reason or str(error)))
+
+    def link_ready(self, link: EngineLink) -> None:
+        assert link.capabilities is not None
+        self.observer.loaded(link.index, link.capabilities)
 
     def link_silent(self, link: EngineLink, reason: str) -> None:
-        if requests := self._computed_by(link):
+        if self._computed_by(link):
             logger.error("%s; requests in flight fail", reason)
-            self._fail(requests, EngineError(reason))
+            self._interrupted(link, EngineError(reason))
+
+    def _interrupted(self, link: EngineLink, error: EngineError) -> None:
+        """What this engine computed, it will not finish."""
+        self._fail(self._computed_by(link), error)
+
+    def _die(self, reason: str) -> None:
+        """No engine is left."""
+        if self.reason is None:
+            self.reason = reason
+            self.fail_all(EngineDeadError(reason))
+            self.died.set()
 
     def _of(self, link: EngineLink, request_id: str) -> InFlight | None:
         """The request, if it is in flight and computed by this link's engine."""
@@ -313,16 +442,26 @@ class EngineClient:
 
     def _step(self, link: EngineLink, step: Step) -> None:
         # Without the updates of requests that were aborted meanwhile.
-        updates = [u for u in step.updates if self._of(link, u.request_id)]
+        updates = []
+        for update in step.updates:
+            if request := self._of(link, update.request_id):
+                updates.append(update)
+                if update.token_ids and not request.started:
+                    self._count(request, -1)
+                    request.started = True
+                    self._count(request, +1)
         outputs, stops = self._outputs.process(updates, time.monotonic())
         for request_id, index in stops:
             link.send(FinishChoice(request_id, index))
         for output in outputs:
             batch = self._requests[output.request_id].batch
             if output.finished:
-                del self._requests[output.request_id]
+                self._pop(output.request_id)
             batch.put(output)
 
 
-def _ignore(stats: Stats) -> None:
-    """Without a listener, statistics are dropped."""
+def _told(down: dict[int, str]) -> str:
+    """Why engines are down, in one line."""
+    if len(down) == 1:
+        return next(iter(down.values()))
+    return "; ".join(f"engine {index}: {reason}" for index, reason in down.items())

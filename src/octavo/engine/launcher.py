@@ -12,16 +12,19 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple, Protocol
 
 import msgspec
 import zmq
 
+from octavo import devices, topology
+from octavo.config import EngineConfig
 from octavo.engine.messages import Launch
 from octavo.errors import ConfigError
-from octavo.log import environment_for_child
+from octavo.log import environment_for_child, visible_gpus
 from octavo.processes import module_command
+from octavo.topology import Processors
 
 _FOLDER_PREFIX = "octavo-"
 _SOCKET_NAMES = ("inbox", "outbox")
@@ -92,12 +95,17 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """A child of this process, and sockets in a folder of its own."""
+    """A child of this process, and sockets in a folder of its own.
+
+    processors: those that it may use; none: as this process. gpus: what it sees as CUDA devices, in
+    the terms of CUDA_VISIBLE_DEVICES; None: as this process.
+    """
 
     remote = False
 
-    def __init__(self) -> None:
+    def __init__(self, processors: Processors = (), gpus: str | None = None) -> None:
         self.folder: str | None = None
+        self._processors, self._gpus = processors, gpus
         self._undo = contextlib.ExitStack()
 
     async def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
@@ -114,9 +122,11 @@ class LocalLauncher:
         # Its standard input closes when this process ends, however it ends: the engine process
         # then exits. In its own session it does not receive a terminal's Ctrl-C.
         process = subprocess.Popen(
-            module_command("octavo.engine.process"),
+            module_command("octavo.engine.process", processors=self._processors),
             stdin=subprocess.PIPE,
-            env=environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT),
+            env=_share_of(
+                environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT), self._processors, self._gpus
+            ),
             start_new_session=True,
         )
         started = _LocalProcess(process)
@@ -156,6 +166,42 @@ class _LocalProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()  # not in a thread, of which there may be no more; takes no time
+
+
+def local_launchers(config: EngineConfig) -> Callable[[int], LocalLauncher]:
+    """Of each engine, by its number: on this machine, whose processors and GPUs they divide."""
+    count, ranks = config.data_parallel_size, config.tensor_parallel_size
+    if count == 1:
+        return lambda engine: LocalLauncher()
+    processors = topology.shares(count) or [()] * count
+    uses_gpus = devices.kind(config.device) in ("auto", "cuda")
+    return lambda engine: LocalLauncher(
+        processors[engine], gpus_of(engine, ranks, visible_gpus()) if uses_gpus else None
+    )
+
+
+def gpus_of(engine: int, ranks: int, visible: Sequence[str] | None) -> str:
+    """The GPUs of an engine of `ranks` ranks; those before it have as many each.
+
+    visible: those that there are, by index or id; None: unknown, then they are counted.
+    """
+    mine = range(engine * ranks, (engine + 1) * ranks)
+    if visible is None:
+        return ",".join(map(str, mine))
+    return ",".join(visible[mine.start : mine.stop])
+
+
+def _share_of(
+    environment: dict[str, str], processors: Processors, gpus: str | None
+) -> dict[str, str]:
+    """What a process on its share of the machine inherits: no more threads than processors."""
+    share = dict(environment)
+    threads = share.get("OMP_NUM_THREADS", "")
+    if processors and threads.isdecimal() and int(threads) > len(processors):
+        share["OMP_NUM_THREADS"] = str(len(processors))
+    if gpus is not None:
+        share["CUDA_VISIBLE_DEVICES"] = gpus
+    return share
 
 
 def socket_folder() -> str:

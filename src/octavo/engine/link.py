@@ -74,12 +74,22 @@ class LinkOwner(Protocol):
 
 
 class EngineLink:
-    """Starts an engine process by `launcher` and communicates with it, on one event loop."""
+    """Starts an engine process by `launcher` and communicates with it, on one event loop.
+
+    index: its number among the `config.data_parallel_size` engines of one client.
+    """
 
     def __init__(
-        self, config: EngineConfig, executor: str, launcher: Launcher, owner: LinkOwner
+        self,
+        config: EngineConfig,
+        executor: str,
+        launcher: Launcher,
+        owner: LinkOwner,
+        index: int = 0,
     ) -> None:
         self.config = config
+        self.index = index
+        self.name = f"engine {index}" if config.data_parallel_size > 1 else "the engine"
         self.reason: str | None = None  # why the engine is dead
         self.process: EngineProcess | None = None
         self.capabilities: EngineCapabilities | None = None  # once it is loaded
@@ -111,7 +121,7 @@ class EngineLink:
             end.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         addresses = await self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
-        launch = Launch(self.config, addresses.inbox, addresses.outbox, self._executor)
+        launch = Launch(self.config, *addresses, self._executor, engine=self.index)
         self.process = await self.launcher.start(launch, self._exited)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
@@ -127,7 +137,7 @@ class EngineLink:
             self._inbox.send(self._encoder.encode(command), zmq.NOBLOCK)
         except zmq.Again:  # only between machines: nobody is connected any more
             error = EngineDeadError("its connection has ended")
-            asyncio.get_running_loop().call_soon(self._mark_dead, error)
+            asyncio.get_running_loop().call_soon(self.fail, error)
 
     def reset_prefix_cache(self) -> "asyncio.Future[bool]":
         """Drop the cached prefixes. The answer: False if running requests still hold some."""
@@ -137,13 +147,18 @@ class EngineLink:
         return done
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come for too long from an engine that may be alive."""
+        return self.reason is None and self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS
+
+    @property
     def unhealthy_reason(self) -> str | None:
         """Why the engine answers nothing at the moment; None when it is healthy."""
         if self.reason is not None:
             return self.reason
         if not self._ready.done():
             return "the model is being loaded"
-        if self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS:
+        if self.is_silent:
             return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
         return None
 
@@ -164,7 +179,7 @@ class EngineLink:
                 await process.kill()  # it reads its inbox only once the model is loaded
             if self.reason is None:
                 self.send(Stop())
-                self._mark_dead(EngineDeadError("shutdown requested"))
+                self.fail(EngineDeadError("shutdown requested"))
             if not await _ends_within(process, _EXIT_SECONDS):
                 logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
         finally:
@@ -188,7 +203,7 @@ class EngineLink:
         elif isinstance(report, Ready):
             self._ready.set_result(report)
         elif isinstance(report, Dead):
-            self._mark_dead(report.fault.error())
+            self.fail(report.fault.error())
         else:
             if self._clock is not None and isinstance(report, Step):
                 report = Step([_at_ours(update, self._clock) for update in report.updates])
@@ -201,16 +216,17 @@ class EngineLink:
             await asyncio.sleep(_TICK_SECONDS)
             self._silent_ticks += 1
             if (reason := self.unhealthy_reason) and self.launcher.remote:
-                self._mark_dead(EngineDeadError(f"{reason}; its machine or the network is lost"))
+                self.fail(EngineDeadError(f"{reason}; its machine or the network is lost"))
             elif reason:
                 self._owner.link_silent(self, reason)
 
     def _exited(self, how: str) -> None:
         # Its own Dead message, if it sent one, is on the way and says more.
         loop = asyncio.get_running_loop()
-        loop.call_later(_LAST_MESSAGE_SECONDS, self._mark_dead, EngineDeadError(how))
+        loop.call_later(_LAST_MESSAGE_SECONDS, self.fail, EngineDeadError(how))
 
-    def _mark_dead(self, error: OctavoError) -> None:
+    def fail(self, error: OctavoError) -> None:
+        """It is dead from now on, if it was not before."""
         if self.reason is not None:
             return
         self.reason = error.reason if isinstance(error, EngineDeadError) else str(error)

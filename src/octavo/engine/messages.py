@@ -70,7 +70,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     inbox, outbox: ZeroMQ addresses of the commands and of the reports. executor: `module:name`
     of a function from EngineConfig to an executor. keys: None where both processes are on one
-    machine. build: the sender's, see `check_build`.
+    machine. build: the sender's, see `check_build`. engine: its number among
+    `config.data_parallel_size`.
     """
 
     config: EngineConfig
@@ -79,6 +80,7 @@ class Launch(msgspec.Struct, frozen=True):
     executor: str
     keys: EngineKeys | None = None
     build: str = msgspec.field(default_factory=build)
+    engine: int = 0
 
 
 class LaunchHead(msgspec.Struct, frozen=True):

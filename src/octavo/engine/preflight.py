@@ -26,6 +26,12 @@ def check_options(config: EngineConfig) -> None:
         raise ConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; only 1 is supported yet"
         )
+    if config.data_parallel_size > 1 and ":" in config.device:
+        raise ConfigError(
+            f"device is {config.device!r}, one GPU, and data_parallel_size is "
+            f"{config.data_parallel_size}: each engine has GPUs of its own; set device='cuda', and "
+            "CUDA_VISIBLE_DEVICES to choose them"
+        )
     if config.scheduler != "custom":  # then the object was checked when it was given
         create_policy(config.scheduler)
     if config.chat_template is not None:

@@ -53,7 +53,7 @@ from octavo.engine.messages import (
 )
 from octavo.engine.tcp import EngineEnds
 from octavo.errors import OctavoError, RequestError
-from octavo.log import configure, get_logger
+from octavo.log import configure, get_logger, mark_lines
 
 logger = get_logger("octavo.engine.process")  # __name__ is __main__ here
 
@@ -224,8 +224,9 @@ def _end_with(parent: int, loaded: threading.Event) -> None:
 def _load(launch: Launch) -> Engine:
     policy = create_policy(launch.config.scheduler)  # a mistake in it shows before the load
     module, _, name = launch.executor.partition(":")
-    # On a terminal the bar moves; elsewhere its lines are the log's.
-    with progress.shown(launch.config.load_progress, logger.info):
+    # On a terminal the bar moves; elsewhere, and of several engines, its lines are the log's.
+    alone = launch.config.data_parallel_size == 1
+    with progress.shown(launch.config.load_progress, logger.info, redraw=alone):
         executor: Executor = getattr(import_module(module), name)(launch.config)
     # The web process bounds the queue; it answers 503 before anything is sent here.
     config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
@@ -247,7 +248,7 @@ def serve(line: bytes, parent: IO[bytes]) -> int:
                 undo.callback(outboxes[-1].close)
             check_build(head.build, socket.gethostname())
             launch = msgspec.json.decode(line, type=Launch)
-            setproctitle(f"octavo engine: {launch.config.model}")
+            _name_process(launch)
             inbox = ends.inbox(launch.inbox)
             undo.callback(inbox.close, 0)
             _run(launch, parent, inbox, outboxes, ends.monitors)
@@ -258,6 +259,15 @@ def serve(line: bytes, parent: IO[bytes]) -> int:
             logger.exception("the engine process fails")
             _say_death(outboxes, error)
         return 1
+
+
+def _name_process(launch: Launch) -> None:
+    """In the list of processes and, of several engines with one log, in its lines."""
+    name = "engine"
+    if launch.config.data_parallel_size > 1:
+        name += f" {launch.engine}"
+        mark_lines(name)
+    setproctitle(f"octavo {name}: {launch.config.model}")
 
 
 def _say_death(outboxes: Sequence[Outbox], error: BaseException) -> None:

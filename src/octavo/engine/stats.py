@@ -9,7 +9,7 @@ seconds of one monotonic clock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -297,6 +297,43 @@ class EngineStats:
             if name in policy_names():
                 return None
         raise AttributeError(f"the statistics have no {name!r}")
+
+
+# What is no sum over engines. Pools of one configuration are alike, so a mean serves for shares.
+_MEANS = ("gpu_utilization", "kv_usage", "kv_blocks_usage", "fragmentation", "swap_block_seconds")
+
+
+def merged(parts: Sequence[EngineStats]) -> EngineStats:
+    """The statistics of several engines as one: sums, and means of shares.
+
+    Of several, percentiles and the state of the policy are left out: they do not add up.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else EngineStats()
+    found: dict[str, Any] = {"policy_name": parts[0].policy_name, "finished": {}}
+    for item in fields(EngineStats):
+        values = [getattr(part, item.name) for part in parts]
+        if all(isinstance(value, int | float) for value in values):
+            total = sum(values)
+            found[item.name] = total / len(parts) if item.name in _MEANS else total
+    for part in parts:
+        for reason, count in part.finished.items():
+            found["finished"][reason] = found["finished"].get(reason, 0) + count
+    queried = found["queried_tokens"]
+    found["cache_hit_rate"] = found["cached_tokens"] / queried if queried else 0.0
+    return EngineStats(**found)
+
+
+def at_rest(stats: EngineStats) -> EngineStats:
+    """The counts of an engine that has ended: what it held and did at the moment is nothing."""
+    gauges = {
+        item.name: item.default_factory()
+        for item in fields(EngineStats)
+        if (metric := item.metadata["metric"])
+        and metric[0] == "gauge"
+        and callable(item.default_factory)
+    }
+    return replace(stats, **gauges)
 
 
 def _shown(value: Any) -> str:

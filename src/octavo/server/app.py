@@ -28,6 +28,7 @@ from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Tok
 from octavo.server.replies import (
     ChatCompletion,
     Completion,
+    Degraded,
     Links,
     Load,
     Model,
@@ -56,9 +57,11 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while the engine answers; 503 with the reason while it does not."""
+    """200 while an engine answers, and which others do not; 503 with the reason if none does."""
     if reason := service.unavailable_reason():
         return _error_response(unavailable(reason, "unavailable"))
+    if down := service.engines_down():
+        return json_response(Degraded(service.config.data_parallel_size - len(down), down))
     return Response(status_code=200)
 
 

@@ -112,11 +112,12 @@ class Generation:
         self._cached = [0] * count
         self._seen = [False] * count
         self._generated = [0] * count
+        self._ended = [0] * count  # choices that have
         self._reasons: list[FinishReason] = []
         self._texts: dict[tuple[int, int], str] = {}
-        for submission, _ in prompted:
+        for position, (submission, _) in enumerate(prompted):
             most = output_limit(submission, service.limits)
-            service.metrics.received(submission.params.n, most)
+            service.metrics.received(submission.params.n, most, batch.engine_of(position))
 
     async def deltas(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """What is new, as (position of the prompt, output). Raises EngineError."""
@@ -135,8 +136,10 @@ class Generation:
         for choice in output.outputs:
             self._generated[position] += len(choice.token_ids)
             if choice.finish_reason is not None:
+                self._ended[position] += 1
                 self._reasons.append(choice.finish_reason)
-                self.service.metrics.ended(choice.finish_reason)
+                engine = self._batch.engine_of(position)
+                self.service.metrics.ended(choice.finish_reason, engine=engine)
             if self.service.options.log_requests:
                 key = (position, choice.index)
                 self._texts[key] = self._texts.get(key, "") + choice.text
@@ -149,16 +152,15 @@ class Generation:
         """Abort what still runs, and log. `error` is what the client was answered, if anything."""
         self._batch.close()
         metrics = self.service.metrics
+        reason: FinishReason = "error" if error else "abort"
         for i, (submission, _) in enumerate(self.prompted):
+            engine = self._batch.engine_of(i)
             if self._seen[i]:
                 count = len(submission.token_ids)
-                metrics.answered(count, self._cached[i], self._generated[i])
-        choices = sum(submission.params.n for submission, _ in self.prompted)
-        missing = choices - len(self._reasons)
-        if missing:
-            reason: FinishReason = "error" if error else "abort"
-            metrics.ended(reason, missing)
-            self._reasons.append(reason)
+                metrics.answered(count, self._cached[i], self._generated[i], engine)
+            if missing := submission.params.n - self._ended[i]:
+                metrics.ended(reason, missing, engine)
+                self._reasons.append(reason)
         self._log()
 
     def _log(self) -> None:

@@ -7,7 +7,7 @@ what clients were given, so they equal the sum of `usage`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,10 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from octavo.core.plan import RunnerLimits
 from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.client import Observer
 from octavo.engine.messages import Stats
-from octavo.engine.stats import COUNT_BUCKETS, EngineStats, Observations, exported
+from octavo.engine.routing import REASONS, Reason
+from octavo.engine.stats import COUNT_BUCKETS, EngineStats, Observations, at_rest, exported
 from octavo.errors import QueueFullError
 from octavo.outputs import FinishReason
 
@@ -33,6 +34,10 @@ _STATISTICS = exported(EngineStats)
 _COMPUTED, _FOUND = "local_compute", "local_cache_hit"
 
 
+# By the value of an extra label, "" where there is none.
+_Counters = dict[str, Counter]
+
+
 @dataclass(slots=True)
 class Totals:
     """What was served since the start, for the last line of the log."""
@@ -42,13 +47,14 @@ class Totals:
     generated_tokens: int = 0
 
 
-class Metrics:
-    """The registry of one server."""
+class Metrics(Observer):
+    """The registry of one server. engines: each has its own series, by the label `engine`."""
 
-    def __init__(self, model_name: str) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self.last: EngineStats | None = None
-        self._capabilities: EngineCapabilities | None = None
+    def __init__(self, model_name: str, engines: int = 1) -> None:
+        self._engines = [{"model_name": model_name, "engine": str(i)} for i in range(engines)]
+        self.last: dict[int, EngineStats] = {}  # of each engine, by its number
+        self.down: Callable[[], Collection[int]] = dict  # those that do not answer
+        self._capabilities: dict[int, EngineCapabilities] = {}
         self.registry = CollectorRegistry()
         self.totals = Totals()
         ProcessCollector(registry=self.registry)
@@ -64,115 +70,157 @@ class Metrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
         self._cached = self._counter("prompt_tokens_cached", "Of these, found in the cache.")
         self._by_source = self._counter(
-            "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source"
-        )
+            "prompt_tokens_by_source", "Prompt tokens by where their KV came from.",
+            source=(_COMPUTED, _FOUND),
+        )  # fmt: skip
         self._computed = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Prompt tokens of a request that were not found in the cache.",
             COUNT_BUCKETS,
         )
         self._generated = self._counter("generation_tokens", "Tokens that clients were given.")
-        self._success = self._counter("request_success", "Choices by their end.", "finished_reason")
-        self._rejected = self._counter("admission_rejections", "Refused requests.", "reason")
-        # At 0 from the start: an alert on a rate misses a series that begins at 1.
-        for source in (_COMPUTED, _FOUND):
-            self._by_source.labels(**self._labels, source=source)
-        for reason in get_args(FinishReason):
-            self._success.labels(**self._labels, finished_reason=reason)
-        self._rejected.labels(**self._labels, reason=QueueFullError.code)
+        self._success = self._counter(
+            "request_success", "Choices by their end.", finished_reason=get_args(FinishReason)
+        )
+        self._rejected = self._counter(
+            "admission_rejections", "Refused requests.", reason=(QueueFullError.code,)
+        )
         self._received = self._counter("octavo:requests_received", "Requests that were admitted.")
+        if engines > 1:
+            self._routed = self._counter(
+                "octavo:requests_routed",
+                "Requests by why this engine was chosen: prefix (it had most of the prompt in its "
+                "cache), busy (another one had, and was too busy), load (none had more).",
+                reason=REASONS,
+            )
         self.registry.register(_Snapshot(self))
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        metric = Histogram(
-            _full(name), text, list(self._labels), buckets=buckets, registry=self.registry
-        )
-        return metric.labels(**self._labels)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> list[Histogram]:
+        """Of each engine."""
+        labels = list(self._engines[0])
+        metric = Histogram(_full(name), text, labels, buckets=buckets, registry=self.registry)
+        return [metric.labels(**labels) for labels in self._engines]
 
-    def _counter(self, name: str, text: str, *extra: str) -> Counter:
-        metric = Counter(_full(name), text, [*self._labels, *extra], registry=self.registry)
-        return metric if extra else metric.labels(**self._labels)
+    def _counter(self, name: str, text: str, **extra: Sequence[str]) -> list[_Counters]:
+        """Of each engine, and each value of an extra label.
 
-    def loaded(self, capabilities: EngineCapabilities) -> None:
+        At 0 from the start: an alert on a rate misses a series that begins at 1.
+        """
+        metric = Counter(_full(name), text, [*self._engines[0], *extra], registry=self.registry)
+        (label, values) = next(iter(extra.items()), ("", ("",)))
+        return [
+            {
+                value: metric.labels(**engine, **({label: value} if label else {}))
+                for value in values
+            }
+            for engine in self._engines
+        ]
+
+    def loaded(self, engine: int, capabilities: EngineCapabilities) -> None:
         """An engine is ready. Its policy's gauges are shown from now on."""
-        self._capabilities = capabilities
+        self._capabilities[engine] = capabilities
 
-    def update(self, report: Stats) -> None:
-        """A snapshot came from the engine."""
-        self.last = report.stats
-        for name, histogram in self._histograms:
+    def update(self, engine: int, report: Stats) -> None:
+        """A snapshot came from an engine."""
+        self.last[engine] = report.stats
+        for name, histograms in self._histograms:
             for value in getattr(report.fresh, name):
-                histogram.observe(value)
+                histograms[engine].observe(value)
 
-    def received(self, n: int, max_tokens: int) -> None:
-        self._received.inc()
+    def lost(self, engine: int) -> None:
+        """An engine is dead: nothing runs there."""
+        if engine in self.last:
+            self.last[engine] = at_rest(self.last[engine])
+
+    def routed(self, engine: int, reason: Reason) -> None:
+        self._routed[engine][reason].inc()
+
+    def received(self, n: int, max_tokens: int, engine: int = 0) -> None:
+        self._received[engine][""].inc()
         self.totals.requests += 1
-        self._params_n.observe(n)
-        self._params_max.observe(max_tokens)
+        self._params_n[engine].observe(n)
+        self._params_max[engine].observe(max_tokens)
 
     def rejected(self, reason: str) -> None:
-        self._rejected.labels(**self._labels, reason=reason).inc()
+        """Before an engine was chosen: counted as the first one's."""
+        self._rejected[0][reason].inc()
 
-    def answered(self, prompt: int, cached: int, generated: int) -> None:
+    def answered(self, prompt: int, cached: int, generated: int, engine: int = 0) -> None:
         """Tokens of one request, whole or as far as it came."""
-        self._prompt.inc(prompt)
-        self._cached.inc(cached)
-        self._by_source.labels(**self._labels, source=_COMPUTED).inc(prompt - cached)
-        self._by_source.labels(**self._labels, source=_FOUND).inc(cached)
-        self._computed.observe(prompt - cached)
-        self._generated.inc(generated)
+        self._prompt[engine][""].inc(prompt)
+        self._cached[engine][""].inc(cached)
+        self._by_source[engine][_COMPUTED].inc(prompt - cached)
+        self._by_source[engine][_FOUND].inc(cached)
+        self._computed[engine].observe(prompt - cached)
+        self._generated[engine][""].inc(generated)
         self.totals.prompt_tokens += prompt
         self.totals.generated_tokens += generated
 
-    def ended(self, reason: FinishReason, choices: int = 1) -> None:
-        self._success.labels(**self._labels, finished_reason=reason).inc(choices)
+    def ended(self, reason: FinishReason, choices: int = 1, engine: int = 0) -> None:
+        self._success[engine][reason].inc(choices)
 
     def text(self) -> bytes:
         """The text exposition format, version 0.0.4."""
         return generate_latest(self.registry)
 
     def snapshot(self) -> Iterator[Metric]:
-        """What comes from the engine's last snapshot."""
+        """What comes from the engines' last snapshots."""
+        stats = [self.last.get(engine) for engine in range(len(self._engines))]
         for metric in sorted(_STATISTICS, key=lambda metric: metric.kind == "counter"):
-            value = getattr(self.last, metric.field, None) or 0
-            yield self._family(_full(metric.name), metric.help, value, metric.kind == "counter")
-        yield self._waiting_by_reason(self.last.waiting if self.last else 0)
+            values = [getattr(one, metric.field, None) or 0 for one in stats]
+            yield self._family(_full(metric.name), metric.help, values, metric.kind == "counter")
+        down = self.down()
+        yield self._family(
+            "octavo:engine_up", "Whether the engine answers.",
+            [int(engine not in down) for engine in range(len(stats))], counter=False,
+        )  # fmt: skip
+        yield self._waiting_by_reason([one.waiting if one else 0 for one in stats])
         if self._capabilities:
-            policy = re.sub(r"[^a-z0-9]", "_", self._capabilities.scheduler.lower())
-            now = self.last.policy if self.last else {}
-            for gauge in self._capabilities.gauges:
-                name, value = f"octavo:{policy}_{gauge.name}", now.get(gauge.name, gauge.value)
-                yield self._family(name, gauge.help, value, gauge.counter)
-            yield self._cache_info(self._capabilities.limits)
+            yield from self._policy(stats)
+            yield self._cache_info()
 
-    def _family(self, name: str, text: str, value: float, counter: bool) -> Metric:
+    def _policy(self, stats: Sequence[EngineStats | None]) -> Iterator[Metric]:
+        """The gauges of the policy, which all engines have."""
+        capabilities = next(iter(self._capabilities.values()))
+        policy = re.sub(r"[^a-z0-9]", "_", capabilities.scheduler.lower())
+        for gauge in capabilities.gauges:
+            now = [(one.policy if one else {}).get(gauge.name, gauge.value) for one in stats]
+            yield self._family(f"octavo:{policy}_{gauge.name}", gauge.help, now, gauge.counter)
+
+    def _family(self, name: str, text: str, values: Sequence[float], counter: bool) -> Metric:
+        """values: of each engine."""
         kind = CounterMetricFamily if counter else GaugeMetricFamily
-        metric = kind(name, text, labels=list(self._labels))
-        metric.add_metric(list(self._labels.values()), value)
+        metric = kind(name, text, labels=list(self._engines[0]))
+        for labels, value in zip(self._engines, values, strict=True):
+            metric.add_metric(list(labels.values()), value)
         return metric
 
-    def _waiting_by_reason(self, waiting: int) -> Metric:
+    def _waiting_by_reason(self, waiting: Sequence[int]) -> Metric:
         """All wait for room: nothing is deferred to a remote transfer here."""
         metric = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
             "Requests waiting to be scheduled, by reason.",
-            labels=[*self._labels, "reason"],
+            labels=[*self._engines[0], "reason"],
         )
-        for reason, value in (("capacity", waiting), ("deferred", 0)):
-            metric.add_metric([*self._labels.values(), reason], value)
+        for labels, count in zip(self._engines, waiting, strict=True):
+            for reason, value in (("capacity", count), ("deferred", 0)):
+                metric.add_metric([*labels.values(), reason], value)
         return metric
 
-    def _cache_info(self, limits: RunnerLimits) -> Metric:
-        config = {
-            "block_size": str(limits.block_size),
-            "num_gpu_blocks": str(limits.num_blocks - 1),
-            "num_cpu_blocks": str(limits.num_host_blocks),
-            "cache_dtype": limits.kv_cache_dtype,
-        }
+    def _cache_info(self) -> Metric:
+        names = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "cache_dtype")
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache.", labels=[*self._labels, *config]
+            "vllm:cache_config_info", "The KV cache.", labels=[*self._engines[0], *names]
         )
-        info.add_metric([*self._labels.values(), *config.values()], 1)
+        for engine, capabilities in sorted(self._capabilities.items()):
+            limits = capabilities.limits
+            config = (
+                str(limits.block_size),
+                str(limits.num_blocks - 1),
+                str(limits.num_host_blocks),
+                limits.kv_cache_dtype,
+            )
+            info.add_metric([*self._engines[engine].values(), *config], 1)
         return info
 
 

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from octavo.engine.stats import EngineStats
+from octavo.engine.stats import EngineStats, merged
 from octavo.log import get_logger
 from octavo.server.metrics import Metrics
 
@@ -23,7 +23,7 @@ class RatesLog:
         self._metrics = metrics
         self._interval = interval
         self._clock = clock
-        self._before = EngineStats()
+        self._before: dict[int, EngineStats] = {}
         self._at = clock()
 
     async def run(self) -> None:
@@ -33,25 +33,30 @@ class RatesLog:
 
     def tick(self) -> None:
         """Log a line, unless nothing has happened since the last one and nothing is in flight."""
-        before, stats, now = self._before, self._metrics.last, self._clock()
+        before, now = self._before, self._clock()
         seconds, self._at = now - self._at, now
-        if stats is None:
+        self._before = latest = dict(self._metrics.last)
+        if not latest:
             return
-        self._before = stats
-        if stats.steps < before.steps:
-            before = EngineStats()  # another engine, which has counted from 0
-        active = stats.running + stats.waiting + stats.swapped
-        if active or stats.steps != before.steps:
-            _log(before, stats, seconds)
+        earlier = []
+        for engine, stats in latest.items():
+            last = before.get(engine, EngineStats())
+            # Where another engine has taken its place, that one has counted from 0.
+            earlier.append(last if stats.steps >= last.steps else EngineStats())
+        total, past = merged(list(latest.values())), merged(earlier)
+        if total.running + total.waiting + total.swapped or total.steps != past.steps:
+            running = [latest[engine].running for engine in sorted(latest)]
+            _log(past, total, seconds, running)
 
 
-def _log(before: EngineStats, stats: EngineStats, seconds: float) -> None:
+def _log(before: EngineStats, stats: EngineStats, seconds: float, running: list[int]) -> None:
+    """running: requests of each engine."""
     looked_up = stats.queried_tokens - before.queried_tokens
     hit_rate = (stats.cached_tokens - before.cached_tokens) / looked_up if looked_up else 0.0
     prompt = (stats.prompt_tokens - before.prompt_tokens) / seconds
     output = (stats.generation_tokens - before.generation_tokens) / seconds
     preemptions = stats.preemptions - before.preemptions
-    fields = {
+    fields: dict[str, object] = {
         "event": "rates",
         "running": stats.running,
         "waiting": stats.waiting,
@@ -62,10 +67,14 @@ def _log(before: EngineStats, stats: EngineStats, seconds: float) -> None:
         "prefix_cache_hit_rate": round(hit_rate, 4),
         "preemptions": preemptions,
     }
+    several = ""
+    if len(running) > 1:
+        fields["running_by_engine"] = running
+        several = f"; running by engine: {', '.join(map(str, running))}"
     logger.info(
         "%d running, %d waiting, %d swapped; tokens/s: %.1f in, %.1f out; KV cache %.1f%% held; "
-        "prefix cache hits %.1f%%; %d preemptions",
+        "prefix cache hits %.1f%%; %d preemptions%s",
         stats.running, stats.waiting, stats.swapped, prompt, output,
-        100 * stats.kv_blocks_usage, 100 * hit_rate, preemptions,
+        100 * stats.kv_blocks_usage, 100 * hit_rate, preemptions, several,
         extra={"fields": fields},
     )  # fmt: skip

@@ -161,5 +161,13 @@ class Load(msgspec.Struct):
     server_load: int
 
 
+class Degraded(msgspec.Struct):
+    """`GET /health` while some of several engines do not answer: how many do, and why others do
+    not, by number."""
+
+    serving: int
+    down: dict[int, str]
+
+
 class Version(msgspec.Struct):
     version: str

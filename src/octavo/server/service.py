@@ -26,7 +26,6 @@ from octavo.server.prompts import PromptEncoder
 logger = get_logger(__name__)
 
 DEATH_LINGER_SECONDS = 3.0  # after the engine's death, so that clients and probes get the reason
-RESTART_SECONDS = 1.0  # so that an engine that dies at once does not keep the machine busy
 
 
 class Service:
@@ -40,7 +39,7 @@ class Service:
         self.config = config
         self.options = options
         self.names = _served_names(config, options)
-        self.metrics = Metrics(self.names[0])
+        self.metrics = Metrics(self.names[0], config.data_parallel_size)
         self.prompts = PromptEncoder(config)
         self.created = int(time.time())
         self.defaults: Mapping[str, Any] = {}  # the model's own sampling defaults
@@ -50,32 +49,30 @@ class Service:
         self._executor = executor
 
     async def run_engine(self, announce: Callable[[], None]) -> None:
-        """Start the engine and watch it; return, with `failure` set, when the server must end."""
-        while True:
-            self.client = EngineClient(self.config, self._executor)
-            self.client.on_stats = self.metrics.update
-            try:
-                await self.client.start(self.prompts.load)
-                self._loaded()
-            except OctavoError as error:
-                logger.error("the engine cannot start: %s", error)
-                self.failure = "the engine could not start; the server's log says why"
-                return
-            announce()
-            await self.client.died.wait()
-            self.ready = False
-            logger.error("the engine died: %s", self.client.reason)
-            if not self.options.restart_engine:
-                self.failure = f"the engine died: {self.client.reason}"
-                await asyncio.sleep(DEATH_LINGER_SECONDS)
-                return
-            logger.warning("starting the engine again (--restart-engine)")
-            await self.client.close()
-            await asyncio.sleep(RESTART_SECONDS)
+        """Start the engines and watch them; return, with `failure` set, when the server must end.
+
+        With --restart-engine, it is the client that starts an engine again.
+        """
+        restart = self.options.restart_engine
+        self.client = EngineClient(self.config, self._executor, restart=restart)
+        self.client.observer = self.metrics
+        self.metrics.down = lambda: self.client.down
+        try:
+            await self.client.start(self.prompts.load)
+            self._loaded()
+        except OctavoError as error:
+            logger.error("the engine cannot start: %s", error)
+            self.failure = "the engine could not start; the server's log says why"
+            return
+        announce()
+        await self.client.died.wait()
+        self.ready = False
+        logger.error("the engine died: %s", self.client.reason)
+        self.failure = f"the engine died: {self.client.reason}"
+        await asyncio.sleep(DEATH_LINGER_SECONDS)
 
     def _loaded(self) -> None:
         self.limits: RunnerLimits = self.client.capabilities.limits
-        self.metrics.loaded(self.client.capabilities)
         self.prompts.fit(self.limits.max_model_len)
         if self.config.generation_config == "auto":
             self.defaults = dict(self.limits.generation_defaults)
@@ -89,6 +86,10 @@ class Service:
         if self.failure is not None:
             return self.failure
         return self.client.unhealthy_reason if self.ready else "the model is being loaded"
+
+    def engines_down(self) -> dict[int, str]:
+        """Of several engines, why some do not answer while others do, by number."""
+        return self.client.down if self.ready and self.config.data_parallel_size > 1 else {}
 
     def model_name(self, name: str | None) -> str:
         """The name to answer with. Raises HTTPError 404 for a model that is not served."""
