@@ -25,12 +25,13 @@ POISON = 0xA5
 
 @dataclass
 class LateEvent:
-    """Of a copy. done: what is to be done with host memory when the device is done with it."""
+    """Of a copy. done: what is to be done with host memory when the device is done with it.
+    place: on the device, of an input; 0 of a result."""
 
     copies: "LateCopies"
     number: int
-    done: Callable[[], None]
-    result: bool
+    done: Callable[[], object]
+    place: int = 0
 
     def query(self) -> bool:
         return self.number <= self.copies.completed
@@ -38,7 +39,7 @@ class LateEvent:
     def synchronize(self) -> None:
         if self.query():
             return
-        assert self.result, "the host waits for a copy to the device"
+        assert not self.place, "the host waits for a copy to the device"
         self.copies.waiting()
         self.copies.complete(self.number)
 
@@ -60,19 +61,23 @@ class LateCopies(HostCopies):
             assert torch.equal(host, sent), "written while a copy reads it"
             host.fill_(POISON)
 
-        return self._issue(done, result=False)
+        event = self._issue(done, target.data_ptr())
+        count = sum(other.place == event.place for other in self.in_flight)
+        self.most = max(self.most, count)
+        return event
 
     def fetch(self, source: torch.Tensor, host: torch.Tensor) -> LateEvent:
         found = source.clone()
         host.fill_(POISON)
-        return self._issue(lambda: host.copy_(found), result=True)
+        return self._issue(lambda: host.copy_(found))
 
-    def _issue(self, done: Callable[[], object], result: bool) -> LateEvent:
+    def _issue(self, done: Callable[[], object], place: int = 0) -> LateEvent:
         self.issued += 1
-        event = LateEvent(self, self.issued, done, result)
+        event = LateEvent(self, self.issued, done, place)
         self.in_flight.append(event)
         return event
 
+    @torch.inference_mode()
     def complete(self, number: int) -> None:
         self.completed = max(self.completed, number)
         while self.in_flight and self.in_flight[0].number <= number:

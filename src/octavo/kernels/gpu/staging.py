@@ -153,17 +153,16 @@ class Reading:
 
     def __init__(self, buffer: _Buffer, shape: torch.Size) -> None:
         self._buffer: _Buffer | None = buffer
-        self._found = torch.empty(shape, dtype=torch.int64)
+        self._found = np.empty(tuple(shape), np.int64)
 
     def __call__(self) -> NDArray[np.int64]:
         """Wait for it. May be called again."""
         if self._buffer is not None:
             self._buffer.event.synchronize()
-            flat = _bytes(self._found)
-            flat.copy_(self._buffer.memory[: len(flat)])
+            flat = self._found.reshape(-1).view(np.uint8)
+            flat[:] = self._buffer.memory.numpy()[: flat.size]
             self._buffer.reading, self._buffer = None, None
-        found: NDArray[np.int64] = self._found.numpy()
-        return found
+        return self._found
 
 
 class Staging:
