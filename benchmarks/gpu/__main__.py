@@ -4,10 +4,11 @@
 
 Sections run in the order of their value, each in a process of its own, so that one that fails ends
 no other: kernels against references; the engine's tokens against those of its own CPU engine; CUDA
-graphs by batch size; decode and prefill of 8B, 1B and 13B shapes against the card's own limits;
-paged continuous batching against contiguous static batching. Weights are random. Each result is
-on the disk, in FOLDER/gpu_check.jsonl, before the next one is measured; what is left when the
-limit is over is not begun. --dry runs all of it on a CPU, in Triton's interpreter, in tiny shapes.
+graphs by batch size; the host's time of a step that the GPU does not hide; decode and prefill of
+8B, 1B and 13B shapes against the card's own limits; paged continuous batching against contiguous
+static batching. Weights are random. Each result is on the disk, in FOLDER/gpu_check.jsonl, before
+the next one is measured; what is left when the limit is over is not begun. --dry runs all of it on
+a CPU, in Triton's interpreter, in tiny shapes.
 
 Needed beside torch for CUDA: Triton, NumPy, numba, safetensors, tokenizers, jinja2, tqdm, PyYAML,
 huggingface_hub, msgspec. docs/gpu.md says how to read the rows.
@@ -26,7 +27,14 @@ Processes = list["subprocess.Popen[str]"]
 
 _ROOT = Path(__file__).parents[2]
 # Seconds that each section may take at most.
-SECTIONS = {"kernels": 120, "tokens": 110, "graphs": 80, "speed": 150, "batching": 90}
+SECTIONS = {
+    "kernels": 120,
+    "tokens": 110,
+    "graphs": 80,
+    "overlap": 40,
+    "speed": 150,
+    "batching": 90,
+}
 # Processes in which kernels are compared, since most of the time goes into compiling them.
 _PARTS = 8
 # Of `models.AHEAD`, which needs torch.
@@ -58,7 +66,7 @@ def _all(wanted: list[str], out: Path, limit: float, dry: bool) -> int:
     results: dict[str, str] = {}
     ahead = [] if dry else _started("compile", out, limit, dry, _AHEAD)
     for name in wanted:
-        if name in ("graphs", "speed", "batching"):  # which measure time
+        if name in ("graphs", "overlap", "speed", "batching"):  # which measure time
             _ended(ahead, end)
             ahead = []
         seconds = min(SECTIONS[name], end - time.monotonic())
@@ -112,7 +120,7 @@ def _ended(processes: Processes, end: float) -> str:
 
 
 def _section(name: str, part_of: str, out: Path, limit: float, dry: bool) -> bool:
-    from benchmarks.gpu import batching, graphs, kernels, models, speed, tokens
+    from benchmarks.gpu import batching, graphs, kernels, models, overlap, speed, tokens
     from benchmarks.gpu.section import Rows, Scale
 
     scale = Scale(dry, time.monotonic() + limit)
@@ -120,8 +128,8 @@ def _section(name: str, part_of: str, out: Path, limit: float, dry: bool) -> boo
     part, parts = map(int, part_of.split("/"))
     if name == "kernels":
         return kernels.run(scale, rows, part, parts)
-    sections = {"tokens": tokens.run, "graphs": graphs.run, "speed": speed.run,
-                "batching": batching.run}  # fmt: skip
+    sections = {"tokens": tokens.run, "graphs": graphs.run, "overlap": overlap.run,
+                "speed": speed.run, "batching": batching.run}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="octavo-gpu-") as folder:
         if name == "compile":
             models.compile_ahead(Path(folder), scale, part)

@@ -163,7 +163,10 @@ def _pieces(tile: Ints, first: Ints, last: Ints, end: Ints, group: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """WorkLists on the device, the number of entries of each list behind it."""
+    """WorkLists on the device, the number of entries of each list behind it.
+
+    launched: the lists that a kernel is launched for; all of them where a capture has launched it.
+    """
 
     meta: AttentionMetadata
     tables: torch.Tensor  # int32 [rows, blocks]
@@ -171,6 +174,7 @@ class _Work:
     counts: dict[str, torch.Tensor]  # int32 [1]
     partials: torch.Tensor
     moments: torch.Tensor
+    launched: frozenset[str]
 
 
 class _StaticWork:
@@ -194,7 +198,12 @@ class _StaticWork:
         self._moments = torch.empty(self._lines * spec.num_kv_heads * 2, device=device)
 
     def fill(
-        self, kind: _Kind, meta: AttentionMetadata, lists: WorkLists, staging: Staging
+        self,
+        kind: _Kind,
+        meta: AttentionMetadata,
+        lists: WorkLists,
+        launched: frozenset[str],
+        staging: Staging,
     ) -> _Work | None:
         """The work of a step in this memory; None if it does not fit."""
         parts = lists.parts()
@@ -210,7 +219,10 @@ class _StaticWork:
         staging.fill(("static", *kind), flat, self._flat[:used])
         rows, blocks = meta.block_tables.shape
         self._tables[:rows, :blocks] = meta.block_tables
-        return _Work(meta, self._tables, self._items, self._counts, self._partials, self._moments)
+        return _Work(
+            meta, self._tables, self._items, self._counts, self._partials, self._moments,
+            launched,
+        )  # fmt: skip
 
 
 class TritonAttention:
@@ -316,6 +328,8 @@ class TritonAttention:
         kv, scales = _views(cache, decode=True)
         sinks = out if sinks is None else sinks
         for name, tile in tiles(spec, query.dtype, cache.dtype).items():
+            if name not in work.launched:
+                continue
             kernels.attend[(_programs(query.device, name),)](
                 out, work.partials, work.moments, query, kv, scales, work.tables,
                 work.items[name], work.counts[name], sinks, *cache.stride()[:3],
@@ -324,10 +338,11 @@ class TritonAttention:
                 **attend_constants(spec, query.dtype, cache.dtype, meta.block_size, tile),
                 num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
-        kernels.join[(_programs(query.device, "joins"),)](
-            out, work.partials, work.moments, work.items["joins"], work.counts["joins"], sinks,
-            out.stride(0), **join_constants(spec),
-        )  # fmt: skip
+        if "joins" in work.launched:
+            kernels.join[(_programs(query.device, "joins"),)](
+                out, work.partials, work.moments, work.items["joins"], work.counts["joins"], sinks,
+                out.stride(0), **join_constants(spec),
+            )  # fmt: skip
         return out
 
     def static_bytes(self, spec: AttentionSpec, tokens: int, longest: int) -> int:
@@ -346,8 +361,12 @@ class TritonAttention:
         kind = (meta.group, spec)
         if kind not in self._static:
             self._static[kind] = _StaticWork(meta, spec, captured_tokens)
-        lists, staging = self._lists(meta, spec, dtype), self._staged(meta)
-        work = self._static[kind].fill(kind, meta, lists, staging)
+        lists = self._lists(meta, spec, dtype)
+        tile = tiles(spec, dtype)["split"]
+        short = captured_tokens * (spec.num_heads // spec.num_kv_heads) <= tile.rows
+        # Whether keys are joined is not known at capture; large tiles need a row that is long.
+        launched = frozenset({"split", "joins"} if short else {"split", "joins", "whole"})
+        work = self._static[kind].fill(kind, meta, lists, launched, self._staged(meta))
         if work is not None:
             self._work[kind] = work
         return work is not None
@@ -394,6 +413,7 @@ class TritonAttention:
             {name: moved[_COUNT * i :][:1] for i, name in enumerate(parts)},
             torch.empty(lines * spec.head_dim, dtype=torch.float32, device=device),
             torch.empty(lines * 2, dtype=torch.float32, device=device),
+            frozenset(name for name, part in parts.items() if len(part)),
         )
 
 

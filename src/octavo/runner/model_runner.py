@@ -272,6 +272,7 @@ class ModelRunner:
                 self._accelerator.warm_up_sizes,
                 min(self.config.max_num_batched_tokens, self.limits.max_model_len, slots),
                 self.config.max_num_seqs,
+                self.limits.max_model_len,
                 self.limits.block_size,
                 len(self.layout.groups),
             ):

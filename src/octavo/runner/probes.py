@@ -43,10 +43,15 @@ def full_step(tokens: int, rows: int, window: int, block_size: int, num_groups: 
 
 
 def warm_up_steps(
-    sizes: Sequence[int], most_tokens: int, most_rows: int, block_size: int, num_groups: int
+    sizes: Sequence[int],
+    most_tokens: int,
+    most_rows: int,
+    longest: int,
+    block_size: int,
+    num_groups: int,
 ) -> Iterator[StepPlan]:
     """Steps of each size that fits: of one prompt, of as many rows of one token, and of a token
-    that the step before draws."""
+    that the step before draws, far behind in a sequence of up to `longest` tokens."""
     for size in sorted({min(size, most_tokens) for size in sizes}):
         yield prompt_step(size, block_size, num_groups)
         rows = min(size, most_rows)
@@ -54,8 +59,7 @@ def warm_up_steps(
         yield StepPlan(
             0, tuple(_row(f"{n}", 1, block_size, num_groups, draw) for n, draw in enumerate(draws))
         )
-        row = _row("0", 1, block_size, num_groups, _PLAIN)
-        yield StepPlan(0, (replace(row, token_ids=(NOT_DRAWN,), from_draw=0),))
+        yield StepPlan(0, (_far_row(longest, block_size, num_groups),))
 
 
 def _row(
@@ -65,3 +69,14 @@ def _row(
     ids = (0,) * tokens
     spec = SampleSpec(params, seed=0, index=0, position=0)
     return PlanRow(name, ids, 0, (table,) * num_groups, (spec,))
+
+
+def _far_row(longest: int, block_size: int, num_groups: int) -> PlanRow:
+    """The token of the first draw of the step before, at a power of two: where attention divides
+    the keys, it does so there."""
+    start = 1 << (longest - 1).bit_length() - 1 if longest > 1 else 0
+    table = (1,) * (start // block_size + 1)
+    row = _row("0", 1, block_size, num_groups, _PLAIN)
+    return replace(
+        row, token_ids=(NOT_DRAWN,), start=start, block_ids=(table,) * num_groups, from_draw=0
+    )

@@ -21,6 +21,7 @@ from octavo.config import EngineConfig
 from octavo.core.plan import PlanRow, SampleSpec, StepPlan
 from octavo.kernels.gpu import linear
 from octavo.kernels.gpu.device import WARM_UP_SIZES, InterpretDevice
+from octavo.kernels.gpu.staging import Staging
 from octavo.kernels.sampling import OK, Items
 from octavo.params import SamplingParams
 from octavo.runner import steps
@@ -79,7 +80,7 @@ def plans(blocks: int) -> Iterator[StepPlan]:
         rows = []
         for name in range(count):
             tokens = 1 if number % 2 else chance.choice((1, 2, 5, 16, 31, 100 // count))
-            start = chance.choice((0, 1, 15, 16, 40))
+            start = chance.choice((0, 1, 15, 16, 40, 300))
             table = tuple(chance.randrange(1, blocks) for _ in range(-(-(start + tokens) // 16)))
             spec = SampleSpec(SamplingParams(**chance.choice(ways)), name, 0, 0)
             samples = chance.choice(((spec,), (), (spec, _choice(spec, 1))))
@@ -93,7 +94,7 @@ def _choice(spec: SampleSpec, index: int) -> SampleSpec:
 
 def make(folder: Path, **options: Any) -> ModelRunner:
     fixed: dict[str, Any] = {
-        "device": "recorded", "dtype": "float16", "max_model_len": 256,
+        "device": "recorded", "dtype": "float16", "max_model_len": 512,
         "num_gpu_blocks_override": 40, "load_progress": False, "cuda_graph_sizes": "1,2,8",
     }  # fmt: skip
     return ModelRunner(EngineConfig(model=str(kit.tiny(folder)), **(fixed | options)))
@@ -129,3 +130,44 @@ def test_without_a_warm_up_kernels_would_be_compiled_while_serving(
     for plan in plans(40):
         runner.execute(plan)
     assert {name for name, _ in launched.keys() - ready.keys()} >= {"multiply_codes"}
+
+
+def test_a_step_launches_what_its_rows_need(
+    tmp_path: Path, launched: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of attention: one launch a layer for rows of few queries and few keys, which are not joined.
+    A captured step also joins, and has large tiles where a row could be long enough for them."""
+    runner = make(tmp_path, num_gpu_blocks_override=80, cuda_graph_sizes="2,64")
+    layers, run, send = len(runner.model.attention_specs), jit.JITFunction.run, Staging._send
+    counts: Counter[str] = Counter()
+
+    def counted(kernel: Any, *args: Any, **options: Any) -> None:
+        counts[kernel.__name__] += 1
+        run(kernel, *args, **options)
+
+    def sent(staging: Staging, *args: Any) -> None:
+        counts["copies to the device"] += 1
+        send(staging, *args)
+
+    monkeypatch.setattr(jit.JITFunction, "run", counted)
+    monkeypatch.setattr(Staging, "_send", sent)
+
+    def launches(rows: int, start: int, captured: Any) -> Counter[str]:
+        runner.captured = captured
+        spec = SampleSpec(SamplingParams(temperature=0), 0, 0, 0)
+        table = ((1,) * (start // 16 + 1),)
+        runner.submit(StepPlan(1, (PlanRow("0", (1,), start, table, (spec,)),)))
+        counts.clear()
+        ahead = [PlanRow(str(n), (-1,), start, table, (spec,), from_draw=0) for n in range(rows)]
+        runner.submit(StepPlan(2, tuple(ahead)))
+        return counts
+
+    captured = runner.captured
+    for rows, start, how, attends, joins in (
+        (64, 255, None, 1, 0), (64, 256, None, 1, 1), (2, 20, captured, 1, 1),
+        (64, 20, captured, 2, 1),
+    ):  # fmt: skip
+        found = launches(rows, start, how)
+        assert (found["attend"], found["join"]) == (layers * attends, layers * joins)
+        assert found["take_drawn"] == found["survey"] == found["draw"] == 1
+        assert found["copies to the device"] == 3  # inputs, work lists, draws
