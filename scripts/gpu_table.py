@@ -17,7 +17,7 @@ from tests.ptx import TYPES, compile_for
 
 from octavo.attention.base import AttentionSpec
 from octavo.attention.triton import attend_constants, join_constants, tiles
-from octavo.kernels.gpu import attention, cache, fused, matmul, sampling
+from octavo.kernels.gpu import attention, cache, experts, experts_call, fused, matmul, sampling
 from octavo.kernels.gpu.fused_call import norm_constants
 from octavo.kernels.gpu.linear import CODE_TILES, DENSE_TILES, FP8_TILES, fp8_span
 from octavo.kernels.gpu.sampling_call import PART, ROW_TILE, SURVEY_TILE, WARPS, constants
@@ -46,7 +46,7 @@ _TYPES = {
     "stride_weight window rows size M N K vocab",
     "fp32": "scale soft_cap eps",
 }
-_UNALIGNED = ("stride_table", "window", "rows", "M", "stride_scale")
+_UNALIGNED = ("stride_table", "window", "rows", "M", "stride_scale", "pairs", "num_items")
 
 
 class Build(NamedTuple):
@@ -84,6 +84,7 @@ def builds() -> Iterator[Build]:
         types = {"cache": "*i8" if form else "*bf16"}
         yield Build(f"rotate_and_write {name}", cache.rotate_and_write, values, types=types)
     yield from _products()
+    yield from _experts()
     yield from _between_products()
     yield from _sampling()
 
@@ -116,6 +117,30 @@ def _products() -> Iterator[Build]:
               "WIDE": False}  # fmt: skip
     yield Build("multiply (deterministic)", matmul.multiply, values, shape.num_warps,
                 shape.num_stages, {"stride_x": "i32"})  # fmt: skip
+
+
+def _experts() -> Iterator[Build]:
+    """Of Qwen3-30B-A3B."""
+    names = ("N", "K", "num_items", "stride_x", "stride_weight", "stride_scale")
+    types = {"scale": "*fp32", "order": "*i32", "items": "*i32", **dict.fromkeys(names, "i32")}
+    for stored in ("bfloat16", "fp8"):
+        for most, shape in experts_call.TILES.items():
+            for gated in (True, False):
+                fp8 = stored == "fp8"
+                values = {
+                    "CHOICES": 8, "ROWS": shape.rows, "GATED": gated, "GELU": False, "FP8": fp8,
+                    "OUTPUTS": experts_call.outputs_of(shape, gated), "SPAN": experts_call.SPAN,
+                    "SPANS": 2 if fp8 else 1, "NATIVE": False, "WIDE": False,
+                    "FIELDS": experts.ITEM_FIELDS,
+                }  # fmt: skip
+                what = "gate, up" if gated else "down"
+                rows = f"to {most} rows" if most < 2**31 else "more rows"
+                more = {"weight": "*u8"} if fp8 else {}
+                yield Build(f"experts {stored} {what}, {rows} each", experts.multiply_experts,
+                            values, shape.num_warps, shape.num_stages, types | more)  # fmt: skip
+    values = {"EXPERTS": 128, "ROWS": 16, "BLOCK": 1024, "FIELDS": experts.ITEM_FIELDS}
+    types = {"order": "*i32", "items": "*i32", "chosen": "*i32", "pairs": "i32"}
+    yield Build("sort_pairs, 128 experts", experts.sort_pairs, values, types=types)
 
 
 def _between_products() -> Iterator[Build]:

@@ -13,7 +13,9 @@ from octavo.attention.triton import TritonAttention
 from octavo.config import EngineConfig
 from octavo.kernels import reference
 from octavo.kernels.codes import Codes
-from octavo.kernels.gpu.linear import GpuProducts
+from octavo.kernels.gpu import experts_call
+from octavo.kernels.gpu.experts_call import GroupedExperts
+from octavo.kernels.gpu.linear import GpuProducts, as_codes
 from octavo.kernels.sampling import ITEM, ReferenceSampling
 from octavo.runner.device import Device, create_device
 
@@ -57,7 +59,8 @@ def _cases(scale: Scale, device: Device) -> Iterator[Case]:
     halves = (torch.float16,) if scale.dry else (torch.bfloat16, torch.float16)
     for dtype in (*halves, torch.float32):
         yield from _attention(scale, dtype)
-        yield from _products(scale, dtype)
+        yield from _products(scale, device, dtype)
+        yield from _experts(scale, dtype)
         yield from _ops(scale, device, dtype)
 
 
@@ -68,6 +71,7 @@ def _attention(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
         "1B": AttentionSpec(32, 8, 64, 0.125),
         "window": AttentionSpec(4, 1, 256, 0.0625, window=300),
         "soft cap": AttentionSpec(8, 4, 256, 0.0625, window=400, soft_cap=50.0),
+        "sinks": AttentionSpec(64, 8, 64, 0.125, window=128, sinks=True),
     }
     lengths, queries = [1, 15, 257, 700, 1025, 130], [1, 15, 1, 1, 3, 130]
     if scale.dry:
@@ -99,15 +103,51 @@ def _attention(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
     yield "attention: a row alone has the bits that it has in company", dtype, alone
 
 
-def _products(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
+def _codes(n: int, k: int, method: str) -> Codes:
+    torch.manual_seed(n)
+    if method == "fp8":
+        return as_codes(torch.randn(n, k), method)
+    step = torch.rand(n, k // _GROUP) * 0.02 + 0.002
+    if method == "fp8 in blocks":
+        codes = torch.randn(n, k).mul_(40).to(torch.float8_e4m3fn)
+        return Codes(codes, step, torch.zeros_like(step), _GROUP, 8)
+    bits = int(method.removeprefix("int"))
+    codes, step = torch.randint(0, 2**bits, (n, k), dtype=torch.uint8), step * 16 / 2**bits
+    return Codes(codes, step, -step * 2 ** (bits - 1), _GROUP, bits)
+
+
+def _experts(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
+    """A layer of Qwen3-30B-A3B's shape."""
+    count, choices, hidden, inner = (5, 2, 48, 32) if scale.dry else (128, 8, 2048, 768)
+    torch.manual_seed(0)
+    gate_up = (torch.randn(count, 2 * inner, hidden) / hidden**0.5).to(dtype)
+    down = (torch.randn(count, hidden, inner) / inner**0.5).to(dtype)
+    grouped = GroupedExperts(gate_up.flatten(0, 1), down.flatten(0, 1), count, "silu")
+    for rows in (1, 7) if scale.dry else (1, 64, 700):
+
+        def computed(rows: int = rows) -> tuple[torch.Tensor, torch.Tensor]:
+            x, logits = torch.randn(rows, hidden).to(dtype), torch.randn(rows, count)
+            routed = experts_call.route(logits, choices, True)
+            got = grouped(x, *routed)
+            expected = [
+                reference.experts(x[i : i + 4], *(part[i : i + 4] for part in routed), gate_up,
+                                  down, "silu")
+                for i in range(0, rows, 4)
+            ]  # fmt: skip
+            return got, torch.cat(expected)
+
+        yield f"{count} experts, {rows} rows", dtype, computed
+
+
+def _products(scale: Scale, device: Device, dtype: torch.dtype) -> Iterator[Case]:
     n, k = (48, 256) if scale.dry else (4096, 4096)
-    for bits in (4, 8):
-        torch.manual_seed(bits)
-        codes = torch.randint(0, 2**bits, (n, k), dtype=torch.uint8)
-        step = torch.rand(n, k // _GROUP) * 0.02 * 16 / 2**bits
-        coded = Codes(codes, step, -step * 2 ** (bits - 1), _GROUP, bits)
-        product = GpuProducts(dtype, False).make(coded, method=f"int{bits}")
-        weight = coded.values().to(dtype).float()
+    made = device.products(dtype, max(_ROWS), False)
+    for method in ("int4", "int8", "fp8", "fp8 in blocks"):
+        coded = _codes(n, k, method)
+        product = made.make(coded, method=method.split()[0])
+        weight = coded.values()
+        if not coded.are_floats:
+            weight = weight.to(dtype).float()
         for rows in _ROWS[:2] if scale.dry else _ROWS:
 
             def computed(
@@ -118,7 +158,7 @@ def _products(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
                 x = torch.randn(rows, k).to(dtype)
                 return product(x), (x.double() @ weight.double().T).float()
 
-            yield f"int{bits} product of {rows} rows", dtype, computed
+            yield f"{method} product of {rows} rows", dtype, computed
     weight = torch.randn(n, k).to(dtype)
     fixed = GpuProducts(dtype, deterministic=True).make(weight)
 

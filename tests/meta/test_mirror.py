@@ -56,7 +56,7 @@ RUN_BY = {
 # The same of GPU kernels; what only a GPU can run is run by `make gpu-check`.
 RUN_BY_GPU = {
     "memory": "device", "cards": "device", "matmul": "linear", "fused_call": "fused",
-    "sampling_call": "sampling",
+    "experts_call": "experts", "sampling_call": "sampling",
 }  # fmt: skip
 
 

@@ -84,6 +84,46 @@ def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
 
 
+def route(
+    logits: torch.Tensor, choices: int, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `choices` largest of logits [T, E], of equal ones the first, and their weights.
+
+    Returns (int32 [T, choices], float32 [T, choices]): shares of the softmax over all experts, or
+    if `renormalize` over the chosen ones.
+    """
+    shares = torch.softmax(logits.float(), -1)
+    chosen = torch.sort(logits.float(), dim=-1, descending=True, stable=True).indices[:, :choices]
+    weights = shares.gather(1, chosen)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return chosen.int(), weights
+
+
+def experts(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """The sum, in the order of a token's choices, of its experts' MLPs by their weights: x's dtype.
+
+    x [T, H]; chosen, weights [T, choices]; gate_up [E, 2 I, H], the gates first; down [E, H, I].
+    activation: "silu" or "gelu_tanh". What lies between the two products, and each choice's result,
+    are rounded to x's dtype.
+    """
+    act = silu_and_mul if activation == "silu" else gelu_and_mul
+    total = torch.zeros(x.shape, device=x.device)
+    for choice in range(chosen.shape[1]):
+        matrices = chosen[:, choice].long()
+        inner = act(torch.einsum("th,tih->ti", x.float(), gate_up[matrices].float())).to(x.dtype)
+        result = torch.einsum("ti,thi->th", inner.float(), down[matrices].float()).to(x.dtype)
+        total += result.float() * weights[:, choice, None]
+    return total.to(x.dtype)
+
+
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,

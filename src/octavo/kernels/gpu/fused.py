@@ -68,22 +68,26 @@ def _sigmoid(z):
     return tl.where(z >= 0, 1.0, small) / (1.0 + small)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def gated(
-    out, gate_up, stride_out: tl.int64, stride: tl.int64, rows, size,
-    GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """activation(gate) * up, of rows gate | up. Grid: as of `add`.
-
-    GELU is its tanh form: x (1 + tanh y) / 2 = x sigmoid(2 y).
-    """
-    row, column, inside = _tile(rows, size, ROWS, COLUMNS)
-    source = gate_up + row * stride + column
-    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
+@triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """SiLU of `gate`; or GELU in its tanh form: x (1 + tanh y) / 2 = x sigmoid(2 y)."""
     if GELU:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         active = gate * _sigmoid(2.0 * inner)
     else:
         active = gate * _sigmoid(gate)
+    return active
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated(
+    out, gate_up, stride_out: tl.int64, stride: tl.int64, rows, size,
+    GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """activation(gate) * up, of rows gate | up. Grid: as of `add`."""
+    row, column, inside = _tile(rows, size, ROWS, COLUMNS)
+    source = gate_up + row * stride + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
+    active = activated(gate, GELU)
     tl.store(out + row * stride_out + column, (active * up).to(out.dtype.element_ty), mask=inside)

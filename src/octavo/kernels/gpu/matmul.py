@@ -92,7 +92,7 @@ def multiply_codes(
 
 
 @triton.jit
-def _from_fp8(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
+def from_fp8(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
     """float8_e4m3fn as `dtype`; or, of their bits in uint8, their 256th part.
 
     The bits of a float8_e4m3fn in the places of a float16's stand for it over 2^8, by the biases of
@@ -130,7 +130,7 @@ def multiply_fp8(
     for span in range(part * share, min((part + 1) * share, spans)):
         stored = tl.load(line + span * SPAN, mask=inside[:, None], other=0.0)
         a = _inputs(x, rows, span * SPAN, alive, K, stride_x, SPAN)
-        w = _from_fp8(stored, a.dtype, NATIVE)
+        w = from_fp8(stored, a.dtype, NATIVE)
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         if SPANS:
