@@ -20,7 +20,7 @@ from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.core.plan import PlanRow, RowResult, RunnerLimits, SampleSpec
-from octavo.engine.fake import FakeRunner
+from octavo.engine.fake import FakeRunner, hashed
 
 BOS, EOS, EOT = 256, 257, 258
 EXECUTOR = "fake_engine:create"
@@ -57,6 +57,22 @@ def say(history: list[int], spec: SampleSpec) -> int:
     if script is None:
         return 97 + spec.position % 26
     return script[spec.position] if spec.position < len(script) else EOS
+
+
+def draw(history: list[int], spec: SampleSpec) -> int:
+    """A letter or a digit that depends on all tokens, the seed, the choice and the position."""
+    if spec.position >= 2 and "!kill" in read_script(tuple(history[: -spec.position]))[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 33 + hashed(history, spec, 90)
+
+
+def create_hashed(config: EngineConfig) -> ScriptedRunner:
+    """As `create`, with answers that tell whether a token is right; steps take a while."""
+    runner = create(config)
+    runner.next_token = draw
+    seconds = json.loads((Path(config.model) / "fake.json").read_text()).get("step_seconds", 0)
+    runner.before_step = lambda plan: time.sleep(seconds)
+    return runner
 
 
 def create(config: EngineConfig) -> ScriptedRunner:

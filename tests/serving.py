@@ -27,6 +27,7 @@ from octavo.server.service import Service
 TESTS = Path(kit.__file__).parent
 # Where child processes find the tests' executor, and the Octavo that is tested here.
 PYTHONPATH = os.pathsep.join((str(TESTS), str(Path(octavo.__file__).parents[1])))
+START_SECONDS = 20.0
 PIECES = ("ABC", "DE", "FG", "HI", "foo", "ba", "r!baz", "xxENDyy", "data: x", "[DONE]")
 
 
@@ -91,7 +92,7 @@ class Server:
             transport=httpx.HTTPTransport(uds=uds, verify=self._tls or False),
             timeout=30,
         )
-        wait_until(lambda: self.http.get("/health").status_code == 200)
+        wait_until(lambda: self.http.get("/health").status_code == 200, START_SECONDS)
         return self
 
     def __exit__(self, *error: object) -> None:

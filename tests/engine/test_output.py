@@ -8,7 +8,7 @@ import pytest
 import kit
 from octavo.core.plan import TokenLogprobs
 from octavo.core.scheduler import Update
-from octavo.core.submission import Submission
+from octavo.core.submission import Continuation, Submission
 from octavo.engine.output import OutputProcessor
 from octavo.errors import RequestError
 from octavo.outputs import RequestMetrics
@@ -459,3 +459,19 @@ def test_lgp_10_bytes_of_the_tokens_are_the_bytes_of_the_text(processor, tokeniz
     assert codecs.decode(joined, "utf-8") == choice.text
     pairs = {(p[t].decoded_token, tokenizer.token_bytes(t)) for p in choice.logprobs for t in p}
     assert len(pairs) == len(set(data))
+
+
+def test_an_interrupted_request_is_as_far_as_its_updates_were_read(processor, ids):
+    params = SamplingParams(n=3, stop=["DE"], temperature=1, output_kind=DELTA)
+    add(processor, "r", "prompt", [1], params)
+    assert processor.interrupted("r") == Continuation()
+    a, d, e, x = 97, ids["A"], ids["DE"], ids["X"]
+    feed(processor, [Update("r", index, (token,), num_preemptions=2)
+                     for index, token in enumerate((a, d, e))])  # fmt: skip
+    assert processor.interrupted("r").outputs == ((a,), (d,), None), "a stop string ended one"
+    outputs, _ = feed(processor, [Update("r", 0, (x,), finish_reason="length", num_preemptions=1)])
+    assert processor.interrupted("r").outputs == (None, (d,), None)
+    outputs, _ = feed(processor, [Update("r", 1, (x, a), finish_reason="length")])
+    (last,) = [output for output in outputs if output.finished]
+    assert last.outputs[0].token_ids == [x, a]
+    assert last.metrics.preemptions == 2 + 2 + 2 + 1

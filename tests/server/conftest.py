@@ -40,7 +40,11 @@ def make_server(folder: Path, engine_path: None) -> Iterator[object]:
     """Servers with settings of their own, ended with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(options: dict[str, object] | None = None, **engine: object) -> Server:
+        def make(
+            options: dict[str, object] | None = None,
+            folder: Path | str = folder,
+            **engine: object,
+        ) -> Server:
             return stack.enter_context(Server(folder, options or {}, **engine))
 
         yield make

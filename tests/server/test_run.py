@@ -7,10 +7,12 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from octavo.engine.client import EXECUTOR
 from serving import Process, free_port, wait_until, write_model
 
 
@@ -67,8 +69,8 @@ class Stream(threading.Thread):
         return self
 
 
-def in_flight(server, streams=3):
-    clients = [Stream(server) for _ in range(streams)]
+def in_flight(server, streams=3, most=100):
+    clients = [Stream(server, most=most) for _ in range(streams)]
     for client in clients:
         assert client.first.wait(20)
     return clients
@@ -197,12 +199,78 @@ def test_srv_06_a_frozen_engine_fails_what_waits_and_may_wake_again(make_server,
 
 def test_srv_06_the_engine_is_started_again_if_asked(make_server):
     server = make_server({"restart_engine": True})
-    clients = in_flight(server, 2)
+    clients = [*in_flight(server, 2, most=50), Stream(server, stream=False, most=50)]
+    wait_until(lambda: server.http.get("/load").json()["server_load"] == 3)
     os.kill(server.engine_pid, signal.SIGKILL)
-    assert all(client.wait().error for client in clients)
     wait_until(lambda: server.http.get("/health").status_code == 503)
-    wait_until(lambda: server.http.get("/health").status_code == 200)
+    assert server.post("/v1/completions", prompt="x").status_code == 503
+    for client in clients:
+        assert client.wait().error is None
+        assert client.text == "".join(chr(97 + i % 26) for i in range(50))
+    assert server.http.get("/health").status_code == 200
+    assert server.metric("octavo:requests_resumed_total") == 3
+    assert server.metric("vllm:generation_tokens_total") == 150
     server.assert_alive()
+    server.assert_idle()
+
+
+def test_the_drain_ends_what_waits_for_an_engine(make_server, monkeypatch):
+    monkeypatch.setattr("octavo.engine.pool.RESTART_SECONDS", 60.0)
+    server = make_server({"restart_engine": True, "drain_timeout": 0.3})
+    (client,) = in_flight(server, 1)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    wait_until(lambda: server.http.get("/health").status_code == 503)
+    assert client.is_alive()
+    server.loop.call_soon_threadsafe(server.runner.drain)
+    assert "shutting down" in client.wait().error["message"]
+    assert server.end() == 0
+
+
+def answer_of(server, body):
+    """A stream put together: of each choice, its text, its tokens' log-probabilities, its end."""
+    found = {}
+    for event in server.events("/v1/completions", **body):
+        for choice in event["choices"]:
+            text, logprobs, _ = found.get(choice["index"], ("", [], None))
+            more = choice["logprobs"] or {"tokens": [], "token_logprobs": []}
+            logprobs += zip(more["tokens"], more["token_logprobs"], strict=True)
+            end = choice["finish_reason"]
+            found[choice["index"]] = (text + choice["text"], logprobs, end)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(400)
+def test_streams_of_a_model_survive_the_death_of_each_of_two_engines(make_server, monkeypatch):
+    monkeypatch.setattr("serving.START_SECONDS", 120)
+    server = make_server(
+        {"restart_engine": True}, folder="smollm2", executor=EXECUTOR, data_parallel_size=2,
+        max_model_len=512, num_gpu_blocks_override=200,
+    )  # fmt: skip
+    bodies = [
+        {"prompt": prompt, "max_tokens": 100, "seed": 3, "temperature": warmth, "logprobs": 1,
+         "ignore_eos": True, "n": 2 if warmth else 1, "presence_penalty": warmth, "stop": ["zzz"]}
+        for prompt in ("Once upon a time", "The capital of France", "1 2 3 4 5", "To bake bread")
+        for warmth in (0, 0.8)
+    ]  # fmt: skip
+    expected = [answer_of(server, body) for body in bodies]
+    client = server.service.client
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        for killed in (0, 1):
+            answers = [threads.submit(answer_of, server, body) for body in bodies]
+            wait_until(lambda: min(load.running for load in client._loads) > 2)
+            os.kill(client.links[killed].process.pid, signal.SIGKILL)
+            for got, want in zip(answers, expected, strict=True):
+                for index, (text, logprobs, end) in want.items():
+                    have = got.result(60)[index]
+                    assert (have[0], have[2]) == (text, end)
+                    for (one, a), (two, b) in zip(have[1], logprobs, strict=True):
+                        assert (one, a) == (two, pytest.approx(b, abs=1e-4))
+            wait_until(lambda: not client.down, 120)
+    assert server.metric("octavo:requests_resumed_total", engine="0") > 2
+    assert server.metric("octavo:requests_resumed_total", engine="1") > 2
+    server.assert_idle()
 
 
 def test_mdl_01_a_start_that_fails_says_why_and_leaves_nothing(serve, tmp_path):

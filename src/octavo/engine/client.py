@@ -5,9 +5,9 @@ The reports of an engine process become text (`engine.output`) here; each batch 
 place for its deltas. Unread deltas are merged, so a slow reader's backlog is bounded by its own
 answer, and no other reader waits for it.
 
-When an engine dies, batches with requests of it raise EngineDeadError. When none is left and none
-is started again, so does every later submit, and `died` is set. Silence (`engine.link`) fails the
-requests of an engine in the same way, and it gets no others until it sends again.
+When an engine dies or is silent (`engine.link`), its requests continue on another one, or when it
+has been started again (`engine.resumption`). When none is left and none is started again, all
+batches raise EngineDeadError, so does every later submit, and `died` is set.
 """
 
 import asyncio
@@ -16,19 +16,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.prefix_cache import block_names
 from octavo.core.submission import Submission
+from octavo.engine.admission import admit
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.launcher import local_launchers
 from octavo.engine.link import EngineLink, RequestReport
 from octavo.engine.messages import Abort, Accepted, Add, FinishChoice, Refused, Stats, Step
 from octavo.engine.output import OutputProcessor
 from octavo.engine.pool import EnginePool, Launchers
+from octavo.engine.resumption import Resumption
 from octavo.engine.routing import Load, Reason, Router
-from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
+from octavo.engine.seeds import SeedSource
+from octavo.errors import (
+    EngineDeadError,
+    EngineError,
+    OctavoError,
+    QueueFullError,
+    RequestError,
+    counted,
+)
 from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.processes import Owner
@@ -149,17 +160,23 @@ class Observer:
     def lost(self, engine: int) -> None:
         """It is dead."""
 
+    def resumed(self, engine: int) -> None:
+        """It continues a request of an engine that has died."""
+
 
 @dataclass(slots=True)
 class InFlight:
     """A request that has not ended: where its outputs go, and which engine computes it.
 
-    started: it has a token.
+    arrived: seconds of our clock. link: None while it waits for another engine. queued: its engine
+    has not accepted it yet. started: it has a token from there.
     """
 
     submission: Submission
     batch: Batch
-    link: EngineLink
+    arrived: float
+    link: EngineLink | None = None
+    queued: bool = True
     started: bool = False
 
     @property
@@ -190,6 +207,8 @@ class EngineClient:
         )
         self._ids = itertools.count()
         self._requests: dict[str, InFlight] = {}
+        self._seeds = SeedSource(config.seed)
+        self._resumption = Resumption(lambda: self._pool.serving, self._continue, self._fail_one)
         self._loads = [Load() for _ in self.links]
         self._owner = Owner("this engine client")
 
@@ -251,10 +270,13 @@ class EngineClient:
         """
         self.check_queue(len(submissions))
         batch = Batch(self, [submission.request_id for submission in submissions])
-        for submission in submissions:
+        for submission in map(self._with_seed, submissions):
             arrival = submission.arrival_time
-            self._outputs.add(submission, None, time.monotonic() if arrival is None else arrival)
-            self._place(submission, batch, self._route(submission))
+            arrival = time.monotonic() if arrival is None else arrival
+            self._outputs.add(submission, None, arrival)
+            request = InFlight(submission, batch, arrival)
+            self._requests[request.request_id] = request
+            self._send(request, submission, self._route(submission, self._pool.serving))
         try:
             await batch.accepted()
         except BaseException:
@@ -262,23 +284,28 @@ class EngineClient:
             raise
         return batch
 
-    def _place(self, submission: Submission, batch: Batch, link: EngineLink) -> None:
-        """Have an engine compute a request."""
-        request = InFlight(submission, batch, link)
-        self._requests[submission.request_id] = request
+    def _with_seed(self, submission: Submission) -> Submission:
+        """With the seed that every engine draws with, if it has none of its own."""
+        if submission.params.seed is not None:
+            return submission
+        return msgspec.structs.replace(submission, seed=self._seeds.next())
+
+    def _send(self, request: InFlight, submission: Submission, link: EngineLink) -> None:
+        """Have an engine compute a request, from its beginning or as `submission` continues it."""
+        request.link, request.queued, request.started = link, True, False
         self._count(request, +1)
-        batch.assign(submission.request_id, link.index)
+        request.batch.assign(request.request_id, link.index)
         link.send(Add(submission))
 
-    def _route(self, submission: Submission) -> EngineLink:
-        """The engine for a request; there is one that serves."""
+    def _route(self, submission: Submission, among: Sequence[EngineLink]) -> EngineLink:
+        """The engine for a request, one of several that serve."""
         if len(self.links) == 1:
             return self.links[0]
         names: list[bytes] = []
         if self.config.enable_prefix_caching:
             size = self.capabilities.limits.block_size
             names = block_names(submission.token_ids, size, submission.cache_salt)
-        loads = {link.index: self._loads[link.index] for link in self._pool.serving}
+        loads = {link.index: self._loads[link.index] for link in among}
         route = self._router.choose(names, loads)
         self.observer.routed(route.replica, route.reason)
         return self.links[route.replica]
@@ -346,6 +373,7 @@ class EngineClient:
         if not self._owner.is_here():
             return
         self._die("shutdown requested")
+        self._resumption.close()
         await self._pool.close()
 
     def _check_alive(self) -> None:
@@ -360,10 +388,14 @@ class EngineClient:
         """Take a request out of those in flight."""
         if request := self._requests.pop(request_id, None):
             self._count(request, -1)
+            if self._resumption:
+                self._resumption.forget(request_id)
         return request
 
     def _count(self, request: InFlight, sign: int) -> None:
-        """Add a request to the load of its engine, or take it off."""
+        """Add a request to the load of its engine, if it has one, or take it off."""
+        if request.link is None:
+            return
         waiting, running = self._loads[request.link.index]
         choices = sign * request.submission.params.n
         more = (0, choices) if request.started else (choices, 0)
@@ -399,6 +431,7 @@ class EngineClient:
         elif isinstance(report, Accepted):
             for request_id in report.request_ids:
                 if request := self._of(link, request_id):
+                    request.queued = False
                     request.batch.accept(request_id)
 
     def link_died(self, link: EngineLink, error: OctavoError) -> None:
@@ -408,22 +441,67 @@ class EngineClient:
         if self._pool.is_lost:
             self._die(_told(self._pool.down))
             return
-        logger.error("%s died: %s", link.name, link.reason)
         self._router.forget(link.index)
-        self._interrupted(link, EngineDeadError(link.reason or str(error)))
+        self._interrupt(link, f"{link.name} died ({link.reason or error})")
 
     def link_ready(self, link: EngineLink) -> None:
         assert link.capabilities is not None
         self.observer.loaded(link.index, link.capabilities)
+        self._resumption.go_on()
 
     def link_silent(self, link: EngineLink, reason: str) -> None:
-        if self._computed_by(link):
+        requests = self._computed_by(link)
+        if requests and self._pool.serving:
+            self._send_aborts(requests)  # for when it answers again
+            self._interrupt(link, f"{link.name} does not answer ({reason})")
+        elif requests:
             logger.error("%s; requests in flight fail", reason)
-            self._interrupted(link, EngineError(reason))
+            self._fail(requests, EngineError(reason))
 
-    def _interrupted(self, link: EngineLink, error: EngineError) -> None:
-        """What this engine computed, it will not finish."""
-        self._fail(self._computed_by(link), error)
+    def _interrupt(self, link: EngineLink, reason: str) -> None:
+        """What this engine computed, another one continues, unless engines may die of it."""
+        failed: list[tuple[InFlight, str]] = []
+        requests = self._computed_by(link)
+        for request in requests:
+            self._count(request, -1)
+            request.link = None
+            why = self._resumption.interrupt(request.request_id, request.submission.deadline)
+            if why is not None:
+                failed.append((request, why))
+        logger.error("%s%s", reason, self._told_what_follows(len(requests) - len(failed)))
+        for request, why in failed:
+            logger.error("request %s fails: %s", request.request_id, why)
+            self._fail([request], EngineError(f"{reason}; {why}"))
+        self._resumption.go_on()
+
+    def _told_what_follows(self, count: int) -> str:
+        if not count:
+            return ""
+        names = " and ".join(link.name for link in self._pool.serving)
+        verb = ("continue" if names else "wait") + ("s" if count == 1 else "")
+        where = f"on {names}" if names else "until it has been started again"
+        return f": {counted(count, 'request')} {verb} {where}"
+
+    def _continue(self, request_id: str, links: Sequence[EngineLink]) -> EngineLink | None:
+        """Have one of `links` go on with a request; None, and it fails, if they cannot."""
+        request = self._requests[request_id]
+        submission = msgspec.structs.replace(
+            request.submission,
+            arrival_time=request.arrived,
+            continuation=self._outputs.interrupted(request_id),
+        )
+        link = self._route(submission, links)
+        try:
+            admit(submission, link.capabilities or self.capabilities)
+        except RequestError as error:
+            self._fail([request], error)
+            return None
+        self._send(request, submission, link)
+        self.observer.resumed(link.index)
+        return link
+
+    def _fail_one(self, request_id: str, error: EngineError) -> None:
+        self._fail([self._requests[request_id]], error)
 
     def _die(self, reason: str) -> None:
         """No engine is left."""
@@ -443,9 +521,14 @@ class EngineClient:
     def _step(self, link: EngineLink, step: Step) -> None:
         # Without the updates of requests that were aborted meanwhile.
         updates = []
+        interrupted = len(self._resumption) > 0
         for update in step.updates:
-            if request := self._of(link, update.request_id):
+            request = self._of(link, update.request_id)
+            # What comes while it is queued is from its first time at this engine.
+            if request and not request.queued:
                 updates.append(update)
+                if interrupted:
+                    self._resumption.gained(update.request_id, len(update.token_ids))
                 if update.token_ids and not request.started:
                     self._count(request, -1)
                     request.started = True

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from octavo.core.plan import TokenLogprobs
 from octavo.core.scheduler import Update
-from octavo.core.submission import Submission
+from octavo.core.submission import Continuation, Submission
 from octavo.errors import RequestError
 from octavo.outputs import (
     CompletionOutput,
@@ -81,6 +81,22 @@ class OutputProcessor:
                 stops.append((update.request_id, update.index))
         return self._deliver(touched, now), stops
 
+    def interrupted(self, request_id: str) -> Continuation:
+        """How far a request in flight had come when its engine died, for another one to continue.
+
+        From what `process` was given, and nothing else, so no token is lost or doubled.
+        """
+        state = self._states[request_id]
+        for choice in state.choices:
+            # The next engine counts its own.
+            choice.earlier_preemptions += choice.preemptions
+            choice.preemptions = 0
+        if not any(choice.token_ids or choice.finished for choice in state.choices):
+            return Continuation()
+        return Continuation(
+            tuple([None if c.finished else tuple(c.token_ids) for c in state.choices])
+        )
+
     def abort(self, request_id: str, now: float | None = None) -> RequestOutput | None:
         """End a request; its last output, with the text so far. None if it is not in flight."""
         state = self._states.pop(request_id, None)
@@ -104,8 +120,9 @@ class OutputProcessor:
 class _Choice:
     """One choice so far. `detokenizer` is None if text is decoded at the end, or not at all."""
 
-    __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "finish_reason", "index",
-                 "logprobs", "preemptions", "stop_reason", "text", "token_ids")  # fmt: skip
+    __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "earlier_preemptions",
+                 "finish_reason", "index", "logprobs", "preemptions", "stop_reason", "text",
+                 "token_ids")  # fmt: skip
 
     def __init__(self, index: int, detokenizer: Detokenizer | None, with_logprobs: bool) -> None:
         self.index = index
@@ -117,6 +134,7 @@ class _Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.preemptions = 0
+        self.earlier_preemptions = 0  # by engines that have died
         self.delivered = 0  # tokens that earlier outputs of kind DELTA held
         self.changed = False  # since the last output
 
@@ -234,7 +252,7 @@ class _State:
             self.metrics = replace(
                 self.metrics,
                 finished_time=None if now is None else now + self.epoch,
-                preemptions=sum(choice.preemptions for choice in self.choices),
+                preemptions=sum(c.preemptions + c.earlier_preemptions for c in self.choices),
             )
         prompt_logprobs = self.prompt_logprobs
         if self.kind is RequestOutputKind.DELTA:

@@ -86,6 +86,10 @@ class Metrics(Observer):
             "admission_rejections", "Refused requests.", reason=(QueueFullError.code,)
         )
         self._received = self._counter("octavo:requests_received", "Requests that were admitted.")
+        self._resumed = self._counter(
+            "octavo:requests_resumed",
+            "Requests that this engine continues after the death of the one that had them.",
+        )
         if engines > 1:
             self._routed = self._counter(
                 "octavo:requests_routed",
@@ -134,6 +138,9 @@ class Metrics(Observer):
 
     def routed(self, engine: int, reason: Reason) -> None:
         self._routed[engine][reason].inc()
+
+    def resumed(self, engine: int) -> None:
+        self._resumed[engine][""].inc()
 
     def received(self, n: int, max_tokens: int, engine: int = 0) -> None:
         self._received[engine][""].inc()
