@@ -143,7 +143,7 @@ def test_lim_07_bad_prompts_are_refused_whole_before_any_work(tiny, prompts, par
         ({"scheduler": "fifi"}, "fifo"),
         ({"attention_impl": "nope"}, "torch"),
         ({"max_model_len": 100_000}, "512"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3 does not divide"),
     ],
 )
 def test_bad_options_are_refused_by_name(tiny_folder, options, says):

@@ -30,6 +30,7 @@ __path__ = ()
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
+ExecutorBackend = Literal["auto", "mp", "ray", "uni"]
 KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -65,7 +66,8 @@ class EngineConfig:
     )
     threads: int | None = _option(
         None,
-        "compute threads; default: OMP_NUM_THREADS, else as many as this process has processors",
+        "compute threads, of all tensor-parallel processes together; default: OMP_NUM_THREADS, "
+        "else as many as this process has processors",
         low=1,
     )
     quantization: str | None = _option(
@@ -79,7 +81,13 @@ class EngineConfig:
     kv_cache_dtype: KVDtype = _option("auto", "type of the KV cache; auto is dtype, int8 and fp8 "
                                       "take half the memory of bfloat16")  # fmt: skip
     attention_impl: str = _option("auto", "attention backend")
-    tensor_parallel_size: int = _option(1, "number of tensor-parallel processes", low=1)
+    tensor_parallel_size: int = _option(
+        1, "number of processes that divide the model: a GPU each, or a share of the cores", low=1
+    )
+    distributed_executor_backend: ExecutorBackend = _option(
+        "auto", "where those processes run: mp is this machine, ray a Ray cluster, uni none "
+        "but this one; auto is mp"
+    )  # fmt: skip
     data_parallel_size: int = _option(
         1, "number of engines behind one endpoint, each with all of the model", low=1
     )
@@ -97,7 +105,10 @@ class EngineConfig:
         "GiB of KV",
     )
     kv_cache_memory_bytes: int | None = _option(
-        None, "size of the KV cache in bytes, such as 4G", low=1, size=True
+        None,
+        "size of the KV cache in bytes, such as 4G; of each tensor-parallel process",
+        low=1,
+        size=True,
     )
     num_gpu_blocks_override: int | None = _option(None, "number of KV blocks", low=1)
     swap_space: float = _option(4, "GiB of host memory for the KV of preempted requests")
@@ -144,6 +155,11 @@ class EngineConfig:
     def _check_values(self) -> None:
         if not self.model.strip():
             raise ConfigError("model must not be empty")
+        if self.distributed_executor_backend == "uni" and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "distributed_executor_backend='uni' is one process, and tensor_parallel_size="
+                f"{self.tensor_parallel_size} takes more; set it to 'mp', or leave it out"
+            )
         if self.block_size not in _BLOCK_SIZES:
             raise ConfigError(f"block_size must be one of {_BLOCK_SIZES}, not {self.block_size}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:

@@ -31,12 +31,17 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure(
-    level: str | None = None, default: str = "info", form: str | None = None, usual: str = _BRIEF
+    level: str | None = None,
+    default: str = "info",
+    form: str | None = None,
+    usual: str = _BRIEF,
+    prefix: str = "",
 ) -> None:
     """Send Octavo's log to stderr.
 
     level: else OCTAVO_LOG_LEVEL, else `default`. form: text, json or brief, else
-    OCTAVO_LOG_FORMAT, else `usual`. Raises ConfigError for a variable with another value.
+    OCTAVO_LOG_FORMAT, else `usual`. prefix: of each message, in a process of several that share
+    stderr. Raises ConfigError for a variable with another value.
     """
     root = logging.getLogger("octavo")
     found = level or _from_environment("OCTAVO_LOG_LEVEL", LEVELS) or default
@@ -49,6 +54,8 @@ def configure(
     form = form or _from_environment("OCTAVO_LOG_FORMAT", (*FORMATS, _BRIEF)) or usual
     for own in _own_handlers():
         own.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(form))
+        if prefix:
+            own.addFilter(_Prefix(prefix))
 
 
 def mark_lines(mark: str) -> None:
@@ -62,6 +69,18 @@ def mark_lines(mark: str) -> None:
 def one_line(text: str) -> str:
     """`text` with control characters, line breaks among them, as escapes such as `\\n`."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+class _Prefix(logging.Filter):
+    """Puts a prefix before each message."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{self._prefix}{record.getMessage()}", ()
+        return True
 
 
 class _TextFormatter(logging.Formatter):

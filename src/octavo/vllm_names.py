@@ -119,7 +119,7 @@ _BEAM = Why("beam search is not supported", "use n with a temperature, and rank 
             "cumulative_logprob")
 _PROCESSORS = Why("logits processors are not supported: their Python would hold up all requests",
                   "use logit_bias, allowed_token_ids or bad_words")
-_PARALLEL = Why("an engine is one process on one machine",
+_PARALLEL = Why("a model is divided by tensor_parallel_size alone, on one machine",
                 "start several servers behind a load balancer")
 _GPU = Why("it chooses among GPU kernels of vLLM's", "leave it out")
 _COMPILE = Why("nothing is compiled with torch: steps are captured as they are",
@@ -240,8 +240,10 @@ _ENGINE = [
     *_no_effect(E, "there is one implementation of each architecture", model_impl=("auto", "vllm")),
     *_no_effect(E, "text is generated, and nothing else", runner=("auto", "generate"),
                 convert=("auto", "none"), task=("auto", "generate")),
-    *_no_effect(E, "the engine is one process", distributed_executor_backend=("mp", "uni"),
-                data_parallel_backend="mp", worker_cls="auto"),
+    Entry(E, "distributed_executor_backend", Status.SUPPORTED, neutral=(None,),
+          note="'mp' is this machine, 'uni' a single process"),
+    *_no_effect(E, "there is one kind of worker", worker_cls="auto"),
+    *_no_effect(E, "an engine is started in one way", data_parallel_backend="mp"),
     *_no_effect(E, "steps are captured at every level; enforce_eager turns that off",
                 optimization_level=(2, 1, 3)),
     *_no_effect(E, "a request may ask for up to 20", max_logprobs=20),
@@ -249,7 +251,7 @@ _ENGINE = [
                 logprobs_mode="raw_logprobs"),
     *_any_value(E, "statistics cost nothing and are always kept (llm.engine.stats)",
                 "disable_log_stats"),
-    *_any_value(E, "one process has nothing to reduce or to gather",
+    *_any_value(E, "how ranks communicate follows from the device",
                 "disable_custom_all_reduce disable_nccl_for_dp_synchronization"),
     *_any_value(E, "there is no cascade attention", "disable_cascade_attn"),
     *_no_effect(E, "requests are not logged unless log_requests is set", disable_log_requests=True),

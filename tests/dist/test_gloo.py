@@ -16,7 +16,6 @@ import torch
 from octavo.dist import torch_group
 from octavo.dist.base import Group, sum_in_rank_order
 from octavo.dist.create import create_group
-from octavo.dist.gloo import gloo_group
 from octavo.dist.rendezvous import Rendezvous, free_port
 from octavo.errors import ConfigError, PeerLostError
 
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 def on_ranks(size: int, meeting: Rendezvous, work: Callable[[Group], T]) -> list[T]:
     def rank(number: int) -> T:
-        group = gloo_group(meeting, number, size)
+        group = create_group(meeting, number, size, "cpu")
         try:
             return work(group)
         finally:

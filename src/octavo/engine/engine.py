@@ -21,10 +21,10 @@ from octavo.core.scheduler import Scheduler, Update
 from octavo.core.submission import Continuation, Submission
 from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
-from octavo.engine.executor import Executor
+from octavo.engine.executor import Executor, FailsIdle
 from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, EngineError, QueueFullError, counted
+from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
 from octavo.log import get_logger
 from octavo.params import SamplingParams
 from octavo.processes import Owner
@@ -261,10 +261,28 @@ class Engine:
         """What the executor answers; the engine is dead if it fails."""
         try:
             return call()
+        except EngineDeadError as error:
+            self._died(error)
+            raise
         except Exception as error:
             self._dead = f"{type(error).__name__}: {error}"
             logger.exception("step %d failed; the engine stops", plan.step)
             raise EngineDeadError(self._dead) from error
+
+    def check_executor(self) -> None:
+        """Raise EngineDeadError if an executor that may fail idle has failed."""
+        self._check_alive()
+        if isinstance(self.executor, FailsIdle):
+            try:
+                self.executor.check()
+            except OctavoError as error:
+                self._died(error)
+                raise EngineDeadError(self._dead or "") from error
+
+    def _died(self, error: OctavoError) -> None:
+        """The executor says why; where in this process it was met says no more."""
+        self._dead = error.reason if isinstance(error, EngineDeadError) else str(error)
+        logger.error("%s; the engine stops", self._dead)
 
     def _check_alive(self) -> None:
         if not self._owner.is_here():

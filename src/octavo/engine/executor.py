@@ -1,11 +1,11 @@
-"""Runs plans: in this process; later, on tensor-parallel ranks or on Ray.
+"""Runs plans: in this process, or with others as tensor-parallel ranks.
 
 An executor owns the runner. The engine depends only on this interface, so that engine, scheduler
 and server can be tested without weights (`engine.fake`).
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from octavo import progress
 from octavo.config import EngineConfig
@@ -50,6 +50,20 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class FailsIdle(Protocol):
+    """Optional interface of an executor that may fail while it computes nothing."""
+
+    @property
+    def failure_fd(self) -> int:
+        """A descriptor that is readable once it has failed."""
+        ...
+
+    def check(self) -> None:
+        """Raise why it has failed, if it has."""
+        ...
+
+
 def create_executor(config: EngineConfig) -> Executor:
     """Load the model where `config` says. Raises ConfigError when it cannot be set up."""
     check_options(config)
@@ -58,8 +72,11 @@ def create_executor(config: EngineConfig) -> Executor:
     with progress.phase(f"opening {config.model}"), interrupts_deferred():
         check_names(config)
         # Imported late: the rest of this module works without torch.
+        from octavo.engine.tensor_parallel import TensorParallelExecutor
         from octavo.runner.model_runner import ModelRunner
 
+    if config.tensor_parallel_size > 1:
+        return TensorParallelExecutor(config)
     return ModelRunner(config)
 
 

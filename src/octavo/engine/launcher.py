@@ -34,7 +34,7 @@ _SOCKET_NAME_BYTES = len(f"/{_FOLDER_PREFIX}12345678/{_SOCKET_NAMES[1]}")
 _SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 # Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
 # default, thirty times as many, keeps busy the core that this process needs between two steps.
-_SPIN_COUNT = "10000"
+SPIN_COUNT = "10000"
 
 Exited = Callable[[str], None]
 AnySocket = zmq.Socket[bytes]
@@ -125,14 +125,14 @@ class LocalLauncher:
             module_command("octavo.engine.process", processors=self._processors),
             stdin=subprocess.PIPE,
             env=_share_of(
-                environment_for_child(GOMP_SPINCOUNT=_SPIN_COUNT), self._processors, self._gpus
+                environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT), self._processors, self._gpus
             ),
             start_new_session=True,
         )
         started = _LocalProcess(process)
         try:
             assert process.stdin is not None
-            self._undo.callback(_close_quietly, process.stdin)
+            self._undo.callback(close_quietly, process.stdin)
             args = (process, asyncio.get_running_loop(), exited)
             threading.Thread(target=_wait_for, args=args, daemon=True).start()
             with contextlib.suppress(BrokenPipeError):  # it has ended, which `exited` reports
@@ -238,7 +238,7 @@ def how_it_ended(code: int) -> str:
     return f"its process ended with {how}"
 
 
-def _close_quietly(stream: IO[bytes]) -> None:
+def close_quietly(stream: IO[bytes]) -> None:
     with contextlib.suppress(OSError):  # unsent bytes of a process that has ended
         stream.close()
 

@@ -22,9 +22,10 @@ from octavo.text.chat import read_chat_template
 def check_options(config: EngineConfig) -> None:
     """Check what needs neither torch nor the network: options, and a model's file. Raises
     ConfigError."""
-    if config.tensor_parallel_size != 1:
+    if config.distributed_executor_backend == "ray":
         raise ConfigError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}; only 1 is supported yet"
+            "distributed_executor_backend='ray' is not supported yet; set it to 'mp', for "
+            "processes on this machine, or leave it out"
         )
     if config.data_parallel_size > 1 and ":" in config.device:
         raise ConfigError(

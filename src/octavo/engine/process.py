@@ -30,7 +30,7 @@ from octavo import progress
 from octavo.config import EngineConfig
 from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
-from octavo.engine.executor import Executor
+from octavo.engine.executor import Executor, FailsIdle
 from octavo.engine.messages import (
     Abort,
     Accepted,
@@ -105,11 +105,15 @@ class Loop:
         self._monitors = frozenset(monitors)
         for monitor in monitors:
             self._poller.register(monitor, zmq.POLLIN)
+        executor = engine.executor
+        self._failure = executor.failure_fd if isinstance(executor, FailsIdle) else None
+        if self._failure is not None:
+            self._poller.register(self._failure, zmq.POLLIN)
         self._stats_due = 0.0
         self._stop = False
 
     def run(self) -> None:
-        """Raises EngineDeadError when a step fails."""
+        """Raises EngineDeadError when a step fails, or the executor between two steps."""
         while not self._stop:
             self._read(wait=not self._engine.has_work())
             if self._engine.has_work():
@@ -122,6 +126,8 @@ class Loop:
         ready = dict(self._poller.poll(0))
         if wait and not ready:
             ready = self._idle()
+        if self._failure in ready:
+            self._engine.check_executor()
         if self._inbox in ready:
             self._read_inbox()
         if self._parent in ready and not self._stop:

@@ -164,8 +164,7 @@ class DrawsAhead(Accelerator, EditsLogits, Protocol):
 
 def create_device(config: EngineConfig) -> Device:
     """The device that `config` names. Raises ConfigError if it is unknown or incomplete."""
-    if config.device == "auto":
-        config = config.with_(device=_best())
+    config = resolved(config)
     device = devices.create(config.device, config)
     if not isinstance(device, Device):
         members = {name for kind in Device.__mro__ for name in vars(kind) if name[0] != "_"}
@@ -177,6 +176,11 @@ def create_device(config: EngineConfig) -> Device:
             "any size, so leave it out"
         )
     return device
+
+
+def resolved(config: EngineConfig) -> EngineConfig:
+    """`config` with the device that "auto" stands for."""
+    return config.with_(device=_best()) if config.device == "auto" else config
 
 
 def _best() -> str:

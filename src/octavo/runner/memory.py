@@ -30,6 +30,21 @@ class DeviceMemory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PartOfMemory:
+    """What one of several ranks may take of the memory that they share."""
+
+    total: int
+    free: int
+    used: int
+
+    @classmethod
+    def of(cls, memory: DeviceMemory, ranks: int) -> DeviceMemory:
+        if ranks == 1:
+            return memory
+        return cls(memory.total // ranks, memory.free // ranks, memory.used)
+
+
 def shown(count: int) -> str:
     """Bytes in a message."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):

@@ -1,15 +1,22 @@
-"""Loads a model, sizes its KV cache, and executes plans: the only caller of `forward`."""
+"""Loads a model, sizes its KV cache, and executes plans: the only caller of `forward`.
 
+With tensor parallelism every rank has a runner, and executes the same plans: what it decides
+itself (sizes, captures) is agreed on with the others, so that all call the group's operations
+alike.
+"""
+
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from octavo import progress
+from octavo import devices, progress
 from octavo.attention.base import AttentionBackend, HoldsStaticMemory
 from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
@@ -27,7 +34,8 @@ from octavo.core.plan import (
     resolved,
     row_result,
 )
-from octavo.errors import counted
+from octavo.dist.base import Single
+from octavo.errors import ConfigError, counted
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Prepared, kv_dtype, load, prepare
@@ -39,9 +47,11 @@ from octavo.runner.memory import shown
 from octavo.runner.out_of_memory import Parts, Results, Rows, at_start
 from octavo.runner.probes import full_step, prompt_step, warm_up_steps
 from octavo.runner.promises import Promises
+from octavo.runner.ranks import ALONE, Ranks, all_agree, of_first
 from octavo.runner.sampler import NOT_NUMBERS, Sampled, prompt_logprobs, sample
 from octavo.runner.sizing import Needs, Sizing
 from octavo.runner.steps import CapturedSteps, capture_steps
+from octavo.version import __version__ as version
 
 logger = get_logger(__name__)
 
@@ -73,16 +83,22 @@ class _Launched:
 
 
 class ModelRunner:
-    """One model on one device. Raises ConfigError when it cannot be set up."""
+    """One model on one device, or a rank's part of it. Raises ConfigError when it cannot be set
+    up: before the ranks meet, where the description of the model tells.
 
-    def __init__(self, config: EngineConfig) -> None:
+    draws_everywhere: whether every rank draws the tokens of a step, which a device that works
+    beside the host needs for the next one; else rank 0 alone does, and has the results.
+    """
+
+    def __init__(self, config: EngineConfig, ranks: Ranks = ALONE) -> None:
         began = time.perf_counter()
         self.config = config
         self.device: Device = create_device(config)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.captured: CapturedSteps | None = None
         self._last: _Launched | None = None
-        prepared = prepare(config, self.device, self.dtype)
+        alone = Single(ranks.rank, ranks.size)
+        prepared = prepare(config, self.device, self.dtype, alone)
         self.kv_dtype = kv_dtype(config, self.dtype)
         self.backend: AttentionBackend = prepared.backend
         specs = prepared.attention_specs
@@ -90,14 +106,23 @@ class ModelRunner:
         self._block_bytes = self.layout.block_bytes
         if self.layout.groups == (FULL,) and any(spec.window for spec in specs):
             logger.info("layers with a window cache all keys: the KV of layers differs in shape")
+        self._ranks, self._group = ranks, ranks.connect(self.device.torch_device)
+        if self._group.size > 1:
+            prepared = replace(prepared, group=self._group)
+            self._check_alike(prepared)
         sizing = self._begin_sizing(prepared)
-        self.device.start()  # only now: a mistake leaves no other process at work
+        if ranks.rank == 0:
+            self.device.start()  # only now: a mistake leaves no other process at work
         with self.device.loading(), at_start(self.device, *sizing.for_weights()):
             self.model: Decoder = load(prepared, config, self.device)
         loaded = time.perf_counter()
         self._accelerator = self.device if isinstance(self.device, Accelerator) else None
         self._draws_ahead = self.device if isinstance(self.device, DrawsAhead) else None
-        self._parts = Parts(self._accelerator) if self._accelerator else None
+        # In parts, a rank would call other operations of the group than those with enough memory.
+        in_parts = self._accelerator if self._group.size == 1 else None
+        self._parts = Parts(in_parts) if in_parts else None
+        self.draws_everywhere = self._accelerator is not None
+        self._draws = ranks.rank == 0 or self.draws_everywhere
         self.runs_ahead = bool(self._accelerator and self._accelerator.runs_ahead)
         with (
             progress.phase("running a step to measure its memory"),
@@ -233,18 +258,25 @@ class ModelRunner:
         if not drawing and self._accelerator:
             # Drawing waits for the device; else the next step would change inputs under it.
             self._accelerator.synchronize()
-        drawn = self._draw(hidden[inputs.sample_index], drawing) if drawing else iter(())
-        take = partial(prompt_logprobs, self.device)
+        take: Callable[[torch.Tensor, Sequence[int], int], Iterable[TokenLogprobs]]
+        take = partial(prompt_logprobs, self.device) if self._draws else _none_of
         prompts = {
             name: tuple(entry for entries in parts for entry in entries)
             for name, parts in self._prompt_logprobs(rows, hidden, take)
         }
-        return _row_results(rows, drawn, prompts)
+        if not self._draws:  # but its part of the logits is needed
+            for _ in self._drawing(hidden[inputs.sample_index], drawing):
+                pass
+            return tuple(RowResult(row.request_id) for row in rows)
+        return _row_results(rows, self._draw(hidden[inputs.sample_index], drawing), prompts)
 
     def explain(self) -> dict[str, str]:
         captured = self.captured
         steps = f"captured up to {captured.max_tokens} tokens" if captured else "not captured"
-        return {**self.model.explain(), "attention": self.backend.name, "steps": steps}
+        found = {**self.model.explain(), "attention": self.backend.name, "steps": steps}
+        if self._group.size > 1:
+            found["tensor parallel"] = f"{self._group.size} ranks over {self._group.kind}"
+        return found
 
     def _capture(self) -> CapturedSteps | None:
         config, limits = self.config, self.limits
@@ -254,7 +286,9 @@ class ModelRunner:
         most = min(config.max_num_batched_tokens, limits.max_model_len, slots)
         began = time.perf_counter()
         free = self._accelerator.memory().free if self._accelerator else 0
-        captured = capture_steps(self.device, self.model, self.cache, self.builder, most)
+        captured = capture_steps(
+            self.device, self.model, self.cache, self.builder, most, self._group
+        )
         if captured and self._accelerator:
             logger.info(
                 "graph capture: %s of up to %d tokens, %.1f s, %s",
@@ -351,26 +385,54 @@ class ModelRunner:
             self._block_bytes,
             config.max_model_len or prepared.spec.max_position,
         )
-        with self._promises.sizing():
-            others = self._promises.others()
+        with self._sizing_alone():
+            others = self._promises.others(self._ranks.engine)
             for other in others:
                 logger.info(
                     "the engine of %s (process %d) was promised %s, of which %s are not in use yet",
                     other.model, other.pid, shown(other.promised), shown(other.outstanding),
                 )  # fmt: skip
-            promised = sum(other.outstanding for other in others)
-            sizing = Sizing(config, needs, shared, promised, prepared.can_keep_codes)
+            sizing = Sizing(
+                config, needs, shared, self._promised(), prepared.can_keep_codes,
+                self._ranks.here if shared else 1,
+            )  # fmt: skip
             memory, weights = self.device.memory(), prepared.weight_bytes
             sizing.check(memory, weights)
-            self._promise = self._promises.make(config.model, weights, memory.used)
+            self._promise = self._promises.make(
+                config.model, weights, memory.used, self._ranks.engine
+            )
+            all_agree(self._group, True)  # all have promised
         return sizing
+
+    def _check_alike(self, prepared: Prepared) -> None:
+        """Raise ConfigError unless all ranks will compute the same model in the same way."""
+        alike = (
+            version, prepared.spec, prepared.window, self.dtype, self.kv_dtype, self.layout.groups,
+            self._block_bytes, self.backend.name, devices.kind(self.device.name),
+        )  # fmt: skip
+        found = zlib.crc32(repr(alike).encode())
+        if not all_agree(self._group, of_first(self._group, found) == found):
+            raise ConfigError(
+                f"the ranks differ: rank {self._group.rank} has octavo {version}, "
+                f"{dtype_name(self.dtype)}, KV {dtype_name(self.kv_dtype)}, attention "
+                f"{self.backend.name}; give all machines the same files and version, and set dtype"
+            )
+
+    def _sizing_alone(self) -> contextlib.AbstractContextManager[None]:
+        """No other engine decides what it takes meanwhile; rank 0 sees to it for all ranks."""
+        return self._promises.sizing() if self._ranks.rank == 0 else contextlib.nullcontext()
+
+    def _promised(self) -> int:
+        """To other engines of this machine, as rank 0 sees it: this rank's part."""
+        others = self._promises.others(self._ranks.engine)
+        total = of_first(self._group, sum(other.outstanding for other in others))
+        return total // self._ranks.here
 
     def _size(self, sizing: Sizing) -> RunnerLimits:
         """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
-        with self._promises.sizing():
+        with self._sizing_alone():
             self._promise.release()
-            promised = sum(other.outstanding for other in self._promises.others())
-            sizing = replace(sizing, promised=promised)
+            sizing = replace(sizing, promised=self._promised())
             peak, captured = 0, 0
             if sizing.given is not None:
                 division = sizing.take_given(self.device.memory(), sizing.given)
@@ -378,14 +440,17 @@ class ModelRunner:
                 peak = self._step_peak()
                 captured = self._captured_bytes(peak)
                 division = sizing.divide(self.device.memory(), peak, captured)
-            window = sizing.window(division.kv)
-            blocks, host = division.kv // self._block_bytes, sizing.host_blocks(division)
+            blocks = self._group.min(division.kv // self._block_bytes)
+            host = self._group.min(sizing.host_blocks(division))
+            window = sizing.window(blocks * self._block_bytes)
             held = blocks if self.config.swap_path else blocks + host
             self._promise = self._promises.make(
                 self.config.model,
                 held * self._block_bytes + peak + captured,
                 self.device.memory().used,
+                self._ranks.engine,
             )
+            all_agree(self._group, True)  # all have promised
         return self._bare_limits(blocks + 1, window, division.terms, host)
 
     @torch.inference_mode()
@@ -501,6 +566,11 @@ def _specs_by_token(rows: list[PlanRow]) -> list[tuple[SampleSpec, ...]]:
 def _looks_back(row: PlanRow) -> bool:
     """Whether its draws look at the tokens before."""
     return any(spec.params.needs_history for spec in row.samples)
+
+
+def _none_of(logits: torch.Tensor, targets: Sequence[int], k: int) -> list[TokenLogprobs]:
+    """As `prompt_logprobs`, on a rank that draws nothing: it has computed its part of `logits`."""
+    return []
 
 
 def _row_results(

@@ -32,13 +32,16 @@ _numbers = itertools.count()
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """One engine's. promised: bytes that it may come to use beyond `base`, what it used then."""
+    """One engine's, or that of one of its ranks. promised: bytes that it may come to use beyond
+    `base`, what it used then. engine: the name that ranks of one engine share, if it has several.
+    """
 
     pid: int
     model: str
     promised: int
     base: int
     place: str = ""  # boot and PID namespace
+    engine: str = ""
 
     @property
     def outstanding(self) -> int:
@@ -75,19 +78,19 @@ class Promises:
                     time.sleep(_POLL_SECONDS)
             yield
 
-    def others(self) -> list[Promise]:
-        """Those of living engines, this process's included."""
+    def others(self, engine: str = "") -> list[Promise]:
+        """Those of living engines, this process's included, but not those of ranks of `engine`."""
         found: list[Promise] = []
         with contextlib.suppress(OSError, TypeError):
             for file in sorted(self._path("").glob("*.json")):
                 if (promise := _read(file)) is not None:
                     found.append(promise)
-        return found
+        return [promise for promise in found if not engine or promise.engine != engine]
 
-    def make(self, model: str, promised: int, base: int) -> "Held":
+    def make(self, model: str, promised: int, base: int, engine: str = "") -> "Held":
         """Record a promise, until `Held.release` or the end of this process."""
         name = f"{os.getpid()}-{next(_numbers)}.json"
-        promise = Promise(os.getpid(), model, promised, base, _place())
+        promise = Promise(os.getpid(), model, promised, base, _place(), engine)
         try:
             handle = self._open(name)
         except OSError as error:

@@ -7,6 +7,9 @@ in use and what a full step takes.
 Without `gpu_memory_utilization`, a device that computes in host memory, which other programs use
 too, gives a modest pool: what `max_num_seqs` requests of the whole window can use, at most
 `DEFAULT_KV_BYTES` and a quarter of what is free, but one such request.
+
+Tensor-parallel ranks on one machine share its memory: each takes its part of what is there and of
+what the options allow for the whole, and promises that are made to other engines count once.
 """
 
 import math
@@ -17,7 +20,7 @@ from octavo.config import EngineConfig
 from octavo.core.plan import CacheSpec, blocks_needed, longest_sequence
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.log import get_logger
-from octavo.runner.memory import GIB, DeviceMemory, MemorySum, shown
+from octavo.runner.memory import GIB, DeviceMemory, MemorySum, PartOfMemory, shown
 
 logger = get_logger(__name__)
 
@@ -57,9 +60,11 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The decisions for one model on one device. promised: to other engines, in bytes.
+    """The decisions for one model on one device. promised: to other engines, in bytes; of it,
+    this rank's part.
 
-    keeps_codes: the file holds codes of few bits, which int4 would not dequantize.
+    keeps_codes: the file holds codes of few bits, which int4 would not dequantize. ranks: how many
+    of this engine share the memory; all sizes are then one rank's.
     """
 
     config: EngineConfig
@@ -67,6 +72,7 @@ class Sizing:
     shares_host_memory: bool
     promised: int = 0
     keeps_codes: bool = False
+    ranks: int = 1
 
     @property
     def share(self) -> float:
@@ -90,6 +96,7 @@ class Sizing:
         if self.given is not None:
             self.window(self.given)
             return
+        memory = PartOfMemory.of(memory, self.ranks)
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
         found = MemorySum.of(memory, self.share, 0, self.promised)
         if found.budget < weight_bytes + least:
@@ -98,6 +105,7 @@ class Sizing:
 
     def divide(self, memory: DeviceMemory, step_peak: int, captured: int = 0) -> Division:
         """Of measured memory; captured: for captured steps. Raises NotEnoughMemoryError."""
+        memory = PartOfMemory.of(memory, self.ranks)
         found = MemorySum.of(memory, self.share, step_peak, self.promised, captured)
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
         if found.budget < least:
@@ -123,6 +131,7 @@ class Sizing:
     def take_given(self, memory: DeviceMemory, given: int) -> Division:
         """Of a pool whose size an option says; it is not refused where memory may be too small,
         since pages are taken as they are written."""
+        memory = PartOfMemory.of(memory, self.ranks)
         swap = self._swap_space
         if self._swap_is_host_memory:
             swap = min(swap, given)
@@ -198,7 +207,7 @@ class Sizing:
         """The default pool where the device's memory is the host's."""
         request = self.needs.blocks(self.config, self.needs.window) * self.needs.block_bytes
         free = max(0, memory.free - self.promised)
-        bound = max(request, min(DEFAULT_KV_BYTES, free // _FREE_SHARE))
+        bound = max(request, min(DEFAULT_KV_BYTES // self.ranks, free // _FREE_SHARE))
         return min(bound, self.config.max_num_seqs * request)
 
     def _how_to_get_more(self, budget: int, kv: int) -> str:
@@ -211,11 +220,16 @@ class Sizing:
 
     @property
     def _swap_space(self) -> int:
-        return int(self.config.swap_space * GIB)
+        return int(self.config.swap_space * GIB) // self.ranks
 
     @property
     def _swap_is_host_memory(self) -> bool:
         return self.shares_host_memory and not self.config.swap_path
+
+    @property
+    def _part(self) -> str:
+        """Of what the sizes in a message are."""
+        return "" if self.ranks == 1 else f", one rank's part of {self.ranks},"
 
     def _beside(self) -> str:
         if not self.promised:
@@ -258,8 +272,8 @@ class Sizing:
         remedy = self._remedy(enough if share <= 1 else "", least, found.step_peak > needed // 3)
         return NotEnoughMemoryError(
             f"too little memory: gpu_memory_utilization={self.share} allows {shown(found.limit)} "
-            f"of {shown(found.total)} ({shown(memory.free)} are free{self._beside()}), and "
-            f"{shown(needed)} are needed: {', '.join(terms)}; {remedy}"
+            f"of {shown(found.total)}{self._part} ({shown(memory.free)} are free{self._beside()}), "
+            f"and {shown(needed)} are needed: {', '.join(terms)}; {remedy}"
         )
 
     def _remedy(self, enough: str, least: int, large_step: bool) -> str:

@@ -13,11 +13,13 @@ import torch
 
 from octavo.attention.base import AttentionMetadata, AttentionSpec, CaptureSafe
 from octavo.core.plan import PlanRow, StepPlan
+from octavo.dist.base import SINGLE, Group
 from octavo.kernels.capture import CapturedRun, CaptureError, StepCapture
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.runner.batch import BatchBuilder, StepInputs
 from octavo.runner.kv_cache import KVCache
+from octavo.runner.ranks import all_agree
 
 logger = get_logger(__name__)
 
@@ -99,9 +101,15 @@ class CapturedSteps:
 
 @torch.inference_mode()
 def capture_steps(
-    device: StepCapture, model: Decoder, cache: KVCache, builder: BatchBuilder, max_tokens: int
+    device: StepCapture,
+    model: Decoder,
+    cache: KVCache,
+    builder: BatchBuilder,
+    max_tokens: int,
+    group: Group = SINGLE,
 ) -> CapturedSteps | None:
-    """Steps of up to `max_tokens` tokens, captured; None where the device or a layer cannot.
+    """Steps of up to `max_tokens` tokens, captured; None where the device or a layer cannot, on
+    any rank of `group`.
 
     Overwrites the blocks from 1 on, which must be unused.
     """
@@ -112,16 +120,20 @@ def capture_steps(
     runs: dict[int, CapturedRun] = {}
     for size in reversed(sizes):  # the memory of the largest serves all
         step = builder.build(_probe_step(size, builder))
+        reason = "another rank cannot"
         try:
             runs[size] = _capture(device, model, cache, inputs, step)
         except CaptureError as error:
-            logger.info("graph capture disabled: %s", error)
+            reason = str(error)
+        if not all_agree(group, size in runs):
+            logger.info("graph capture disabled: %s", reason)
             return None
     captured = CapturedSteps(model, cache, inputs, dict(sorted(runs.items())))
     padded = device.pads_steps
-    if not all(_replays(captured, model, cache, builder, size, padded) for size in sizes):
-        logger.warning("graph capture disabled: a replay differs from an ordinary step")
-        return None
+    for size in sizes:
+        if not all_agree(group, _replays(captured, model, cache, builder, size, padded)):
+            logger.warning("graph capture disabled: a replay differs from an ordinary step")
+            return None
     return captured
 
 

@@ -6,11 +6,14 @@ change in a caller recompiles nothing. Imports no Numba.
 """
 
 import ast
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
@@ -25,6 +28,8 @@ from octavo.kernels.cpu.arguments import Address
 _logger = log.get_logger(__name__)
 _PACKAGE = "octavo.kernels.cpu"
 _DIGEST_BYTES = 32
+_COMPILE_SECONDS = 120.0
+_POLL_SECONDS = 0.02
 
 
 def object_file(module: str, name: str) -> Path | None:
@@ -85,6 +90,36 @@ def store(file: Path | None, content: bytes) -> None:
                 raise
     except OSError as error:
         _say_not_kept(f"{file.parent}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def compiling(file: Path | None) -> Iterator[None]:
+    """One process at a time compiles what is stored as `file`: the others, such as the ranks of one
+    engine, wait, and should look for it again then."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = file.with_suffix(".lock")
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, handle)
+                stack.callback(lock.unlink, missing_ok=True)
+                _wait_for(handle)
+        except OSError as error:
+            _logger.debug("each process compiles for itself: %s", error)
+        yield
+
+
+def _wait_for(handle: int) -> None:
+    """Lock the file, or give up after a time that no kernel takes to be compiled."""
+    deadline = time.monotonic() + _COMPILE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
 
 
 @lru_cache
