@@ -273,10 +273,16 @@ def test_a_tied_config_beside_a_quantized_head_is_refused(tmp_path):
         toys.load(folder)
 
 
-def fp8(folder: Path, *, drop: str = "", name: str = "weight_scale_inv") -> Path:
+def fp8(
+    folder: Path,
+    *,
+    drop: str = "",
+    name: str = "weight_scale_inv",
+    sizes: dict[str, int] | None = None,
+) -> Path:
     """A tiny checkpoint in blocks of 32 x 32 in `folder / "fp8"`, one product in floats; the same
-    values in plain tensors."""
-    plain = kit.tiny(folder / "plain")
+    values in plain tensors. sizes: as of `quantized`."""
+    plain = kit.tiny(folder / "plain", **(sizes or {}))
     tensors, stored = load_file(plain / "model.safetensors"), {}
     torch.manual_seed(0)
     for weight in [n for n in tensors if n.endswith("_proj.weight")]:
@@ -291,7 +297,7 @@ def fp8(folder: Path, *, drop: str = "", name: str = "weight_scale_inv") -> Path
         stored |= {weight: codes, weight.replace("weight", name): scale}
         stored |= {weight.replace("weight", "input_scale"): torch.tensor(0.5)}
     save_file(tensors, plain / "model.safetensors")
-    target = kit.tiny(folder / "fp8")
+    target = kit.tiny(folder / "fp8", **(sizes or {}))
     save_file({n: t for n, t in (tensors | stored).items() if n != drop},
               target / "model.safetensors")  # fmt: skip
     toys.edit_config(target, quantization_config={

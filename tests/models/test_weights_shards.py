@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.models import toys
+from tests.models.test_decoder_ranks import DIVISIBLE
 from tests.models.test_loader_quantized import quantized
-from tests.models.test_tensor_parallel import DIVISIBLE
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

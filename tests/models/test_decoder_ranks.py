@@ -9,7 +9,7 @@ import torch
 from tests.models import toys
 from tests.models.test_decoder import VARIANTS
 from tests.models.test_gguf_config import IN_FILES
-from tests.models.test_loader_quantized import quantized
+from tests.models.test_loader_quantized import fp8, quantized
 from tests.ranks import ThreadGroup, on_ranks
 
 import kit
@@ -145,12 +145,21 @@ def any_order(inputs: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("awq", {}), ("gptq", {}), ("gptq", {"bits": 8}), ("gptq", {"order": any_order})],
-    ids=["awq", "gptq", "gptq of 8 bits", "gptq with desc_act"],
+    [
+        ("awq", {}),
+        ("gptq", {}),
+        ("gptq", {"bits": 8}),
+        ("gptq", {"order": any_order}),
+        ("fp8", {}),
+    ],
+    ids=["awq", "gptq", "gptq of 8 bits", "gptq with desc_act", "fp8 in blocks"],
 )
 def test_stored_groups_stay_whole(method: str, options: Any, tmp_path: Path) -> None:
     """Each rank has the stored values of its part: dequantized, so that nothing else rounds."""
-    folder = quantized(tmp_path, method, DIVISIBLE, **options)
+    if method == "fp8":
+        folder = fp8(tmp_path, sizes={**DIVISIBLE, "head_dim": 32})
+    else:
+        folder = quantized(tmp_path, method, DIVISIBLE, **options)
     wanted, ids = answers(loaded(tmp_path / "plain"))
 
     def run(group: ThreadGroup) -> tuple[torch.Tensor, list[list[int]]]:
