@@ -16,6 +16,7 @@ import torch
 from octavo.dist import torch_group
 from octavo.dist.base import Group, sum_in_rank_order
 from octavo.dist.create import create_group
+from octavo.dist.gloo import gloo_group
 from octavo.dist.rendezvous import Rendezvous, free_port
 from octavo.errors import ConfigError, PeerLostError
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 def on_ranks(size: int, meeting: Rendezvous, work: Callable[[Group], T]) -> list[T]:
     def rank(number: int) -> T:
-        group = create_group(meeting, number, size, "cpu")
+        group = gloo_group(meeting, number, size)
         try:
             return work(group)
         finally:

@@ -36,8 +36,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "logger",
     ),
     ("checkpoint", "progress", "utils"),
-    ("core", "kernels", "dist", "text"),
-    ("quant", "attention", "schedulers"),
+    ("core", "kernels", "text"),
+    ("quant", "attention", "dist", "schedulers"),
     ("layers",),
     ("models",),
     ("runner",),
@@ -162,10 +162,10 @@ def test_third_parties_stay_where_they_belong(path: Path) -> None:
         assert roots <= {*sys.stdlib_module_names, "msgspec", "octavo"}
 
 
-# What may name a module of a device's kernels: they themselves, the attention backend that is
-# written over them, and the place that chooses a device.
+# What may name a module of a device's kernels: they themselves, the attention backend and the
+# group that are written over them, and the place that chooses a device.
 DEVICE_KERNELS = "octavo.kernels.cpu"
-DEVICE_FILES = ("attention/cpu.py", "runner/device.py")
+DEVICE_FILES = ("attention/cpu.py", "dist/shared_memory.py", "runner/device.py")
 
 
 def device_kernels(names: list[str]) -> list[str]:

@@ -180,6 +180,31 @@ PROGRAM = Arguments(
     sched_yield=_POINTER,
 )  # fmt: skip
 
+# -- operations of several ranks over shared memory (see `all_reduce`) ---------------------------
+
+# x: contiguous, row_bytes a row; region: this process's address of a SHARED_REGION; sched_yield,
+# usleep: the addresses of those functions.
+ALL_REDUCE = Arguments(
+    "all_reduce:all_reduce",
+    counter=_COUNTER, rows=Kind.ROWS, x=_POINTER, out=_POINTER, row_bytes=_I64, region=_POINTER,
+    rank=_I64, sched_yield=_POINTER, usleep=_POINTER,
+)  # fmt: skip
+
+# The beginning of the shared region; the areas of the ranks follow it from RANK_AREAS on,
+# rank_bytes each. aborted: not 0 once a rank is lost; sliced_from: bytes of a piece from which each
+# rank sums a slice of it; spins: of a wait, before it offers its processor.
+SHARED_REGION = Record(
+    aborted=_I64, ranks=_I64, lanes=_I64, slot_bytes=_I64, rank_bytes=_I64, sliced_from=_I64,
+    spins=_I64,
+)  # fmt: skip
+# An area: a mark for each lane, MARK_BYTES apart; at RANK_LOST a word that is not 0 once an
+# operation of this rank had no result; from RANK_SLOTS on two slots of slot_bytes for each lane.
+RANK_AREAS = RANK_SLOTS = 4096  # a page, so that each rank's memory is near to it
+MARK_BYTES = 128  # two cache lines, which are fetched together
+LANES = 16
+RANK_LOST = LANES * MARK_BYTES
+LANE_BYTES = 32768  # of data for each lane but the first
+
 # -- GGUF's block formats (see `gguf`) ----------------------------------------------------------
 
 # chunk: blocks that a thread claims at a time; raw: the stored blocks; out: the values.

@@ -6,7 +6,6 @@ declare for it, and the list is run by one call (`program`). Everything else tha
 steps is read by the kernels from fixed addresses. Imports no Numba.
 """
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.kernels.capture import CaptureError
 from octavo.kernels.cpu import abi, openmp
 from octavo.kernels.cpu.arguments import Kind
-from octavo.kernels.cpu.kernel import Kernel, Recording, kernel, record
+from octavo.kernels.cpu.kernel import Kernel, Recording, function_address, kernel, record
 
 _pack = abi.PROGRAM.packer()
 _FEW = 8  # rows that one thread finishes before another has started
@@ -57,6 +56,7 @@ class Graph:
 
     def __init__(self, recording: Recording, result: torch.Tensor) -> None:
         self._result, self._pool = result, recording.pool
+        self._checks = tuple(recording.checks)
         self._threads = openmp.threads()
         calls = [np.frombuffer(arguments, np.int64) for _, arguments in recording.calls]
         begins = np.cumsum([0, *map(len, calls)])
@@ -70,8 +70,7 @@ class Graph:
         addresses = self._arguments.ctypes.data + 8 * begins[:-1]
         entries = np.array([one.address for one in called], np.int64)
         self._calls = np.stack([entries, addresses], axis=1)
-        libc = ctypes.CDLL(None)
-        self._yield = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value or 0
+        self._yield = function_address("sched_yield")
 
     def replay(self, num_tokens: int) -> torch.Tensor:
         """See `CapturedRun.replay`."""
@@ -85,6 +84,8 @@ class Graph:
             sched_yield=self._yield,
         )  # fmt: skip
         program().run(arguments, self._threads)
+        for check in self._checks:
+            check()
         return self._result[:num_tokens]
 
 

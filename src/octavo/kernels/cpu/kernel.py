@@ -8,6 +8,7 @@ one thread and a few us on several.
 """
 
 import contextlib
+import ctypes
 import importlib
 import subprocess
 import threading
@@ -38,6 +39,7 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[tuple[Kernel, bytes]] = []
         self.pool = Pool()
+        self.checks: dict[Callable[[], None], None] = {}  # to be made after each replay
 
 
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -58,6 +60,12 @@ def is_recording() -> bool:
     return _recording.get() is not None
 
 
+def check_replays(check: Callable[[], None]) -> None:
+    """While recording: have `check` called after each replay, to raise if a kernel has failed."""
+    if (recording := _recording.get()) is not None:
+        recording.checks[check] = None
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a kernel to write to; from the recording's pool while recording."""
     recording = _recording.get()
@@ -70,6 +78,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 FLOAT_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # The address of a tensor's memory: torch.Tensor.data_ptr itself, with a type.
 address = cast("Callable[[torch.Tensor], Address]", torch.Tensor.data_ptr)
+
+
+def function_address(name: str) -> Address:
+    """Of a function of the C library, for a kernel to call."""
+    return Address(ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0)
 
 
 class Kernel:

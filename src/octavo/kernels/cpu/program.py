@@ -13,7 +13,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import I32, I64, geti, jit, op, peek, take
 
 _CALL = abi.PROGRAM.offset
-_SPINS = 2000  # of about 50 ns each before yielding the processor
+SPINS = 2000  # of about 50 ns each before yielding the processor
 
 
 @op(types.void, types.int64, types.int64)
@@ -24,7 +24,7 @@ def _invoke(b, function, arguments):
 
 
 @op(types.void, types.int64)
-def _yield(b, function):
+def yield_processor(b, function):
     """Call sched_yield, whose address is given."""
     b.call(b.inttoptr(function, ir.FunctionType(I32, []).as_pointer()), [])
 
@@ -38,8 +38,8 @@ def program() -> Any:
         spins = 0
         while peek(a) < count:
             spins += 1
-            if spins > _SPINS:
-                _yield(geti(a + _CALL.sched_yield))
+            if spins > SPINS:
+                yield_processor(geti(a + _CALL.sched_yield))
 
     @jit
     def work(a):
