@@ -357,9 +357,7 @@ class EngineClient:
         """Why nothing is answered at the moment; None when an engine is healthy."""
         if self.reason is not None:
             return self.reason
-        if len(down := self.down) < len(self.links):
-            return None
-        return _told(down)
+        return None if self._pool.serving else _told(self.down)
 
     def fail_all(self, error: Exception) -> None:
         """End everything in flight with `error`."""
@@ -547,4 +545,6 @@ def _told(down: dict[int, str]) -> str:
     """Why engines are down, in one line."""
     if len(down) == 1:
         return next(iter(down.values()))
+    if not down:
+        return "the model is being loaded"  # everywhere it just was
     return "; ".join(f"engine {index}: {reason}" for index, reason in down.items())

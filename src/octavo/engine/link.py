@@ -162,24 +162,29 @@ class EngineLink:
             return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
         return None
 
-    async def close(self) -> None:
-        """Stop the process and wait for its end; kill it if it does not exit in time."""
+    async def close(self, why: OctavoError | None = None) -> None:
+        """Stop the process and wait for its end; kill it if it does not exit in time.
+
+        why: it is dead from then on; by default as it was asked to.
+        """
+        why = why or EngineDeadError("shutdown requested")
         with self._undo:
             if self.process is not None:
-                await self._stop(self.process)
+                await self._stop(self.process, why)
+            self.fail(why)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if not self._ready.cancel() and not self._ready.cancelled():
                 self._ready.exception()  # read, or asyncio logs that it never was
 
-    async def _stop(self, process: EngineProcess) -> None:
+    async def _stop(self, process: EngineProcess, why: OctavoError) -> None:
         try:
             if self.capabilities is None:
                 await process.kill()  # it reads its inbox only once the model is loaded
             if self.reason is None:
                 self.send(Stop())
-                self.fail(EngineDeadError("shutdown requested"))
+                self.fail(why)
             if not await _ends_within(process, _EXIT_SECONDS):
                 logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
         finally:

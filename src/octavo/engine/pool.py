@@ -82,7 +82,9 @@ class EnginePool:
 
     @property
     def serving(self) -> list[EngineLink]:
-        """Those that answer now."""
+        """Those that answer now; none before all are loaded."""
+        if not self._started:
+            return []
         return [link for link in self.links if link.unhealthy_reason is None]
 
     @property
@@ -127,8 +129,8 @@ class EnginePool:
     def link_died(self, link: EngineLink, error: OctavoError) -> None:
         if not self._started:
             self._fail_start(link, error)
-        elif link.capabilities is not None:
-            if self._restart and not self._closing:
+        elif link.index not in self._restarts:  # else `_start_again` says so
+            if self._restart and not self._closing and link.capabilities is not None:
                 self._restarts[link.index] = asyncio.create_task(self._start_again(link))
             self._owner.link_died(link, error)
 
@@ -139,7 +141,8 @@ class EnginePool:
             if len(self.links) > 1 and isinstance(error, EngineDeadError):
                 self._failure = EngineDeadError(f"{link.name}: {error.reason}")
             for other in self.links:
-                other.fail(self._failure)
+                if other.capabilities is None:
+                    other.fail(self._failure)
 
     async def _start_again(self, dead: EngineLink) -> None:
         wanted = dead.capabilities
@@ -154,8 +157,7 @@ class EnginePool:
         except Exception as error:  # noqa: BLE001 - the engine stays down, and the log says why
             logger.error("%s cannot be started again: %s", link.name, error)
             reason = error if isinstance(error, OctavoError) else EngineDeadError(str(error))
-            link.fail(reason)
-            await link.close()
+            await link.close(reason)
             del self._restarts[link.index]
             self._owner.link_died(link, reason)
             return
