@@ -425,3 +425,29 @@ def test_ctrl_c_while_the_model_loads_ends_at_once(tmp_path):
     _, said = process.communicate(timeout=20)
     assert said.endswith(b"KeyboardInterrupt\n")
     assert b"killing it" not in said
+
+
+@pytest.mark.slow
+def test_a_loop_goes_on_when_its_engine_dies(folder):
+    params = LONG.with_(max_tokens=60, n=2, temperature=1)
+    engine = make(folder, data_parallel_size=2)
+    try:
+
+        async def read(name):
+            found = await outputs(engine.generate(SLOW, params, name))
+            return ["".join(choice.text for output in found for choice in output.outputs
+                            if choice.index == index) for index in range(2)]  # fmt: skip
+
+        async def body():
+            tasks = [asyncio.create_task(read(str(number))) for number in range(4)]
+            client = engine._host.client
+            while not all(load.running for load in client._loads):
+                await asyncio.sleep(0.01)
+            os.kill(client.links[0].process.pid, signal.SIGKILL)
+            return await asyncio.gather(*tasks)
+
+        letters = "".join(chr(97 + i % 26) for i in range(60))
+        assert run(body()) == [[letters, letters]] * 4
+        assert not engine.errored
+    finally:
+        engine.shutdown()

@@ -283,17 +283,17 @@ def test_what_was_accepted_once_is_not_refused() -> None:
         engine.add_request(continued(GREEDY, (1,)))
 
 
-def test_a_begun_request_runs_before_those_that_never_ran() -> None:
+def test_a_resumed_request_runs_before_new_ones() -> None:
     engine = plain_engine(max_num_seqs=1)
     for name in ("new", "newer"):
         engine.add_request(Submission(name, (1, 2), GREEDY))
-    for name in ("first", "second"):
-        begun = msgspec.structs.replace(continued(GREEDY, (1,)), request_id=name)
-        engine.add_request(admit(begun, engine.capabilities))
+    for name, outputs in (("first", ((1,),)), ("second", ()), ("third", ((1,),))):
+        resumed = msgspec.structs.replace(continued(GREEDY, *outputs), request_id=name)
+        engine.add_request(admit(resumed, engine.capabilities))
     ended: list[str] = []
     while engine.has_work():
         ended += [update.request_id for update in engine.step() if update.finish_reason]
-    assert ended == ["first", "second", "new", "newer"]
+    assert ended == ["first", "second", "third", "new", "newer"]
 
 
 def test_choices_share_the_blocks_of_their_prompt() -> None:

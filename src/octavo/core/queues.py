@@ -17,8 +17,8 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 
 
 class Queues:
-    """running: in the order in which they started. waiting: preempted requests first, then by
-    arrival. Sets are dicts, since their order matters.
+    """running: in the order in which they started. waiting: preempted and resumed requests first,
+    then by arrival. Sets are dicts, since their order matters.
 
     preemption_mode: what `preempt` does with the KV of a request; auto chooses what is expected
     to be faster, by `rates`.
@@ -38,13 +38,18 @@ class Queues:
     def enqueue(self, request: Request) -> None:
         self.waiting[request] = None
 
-    def enqueue_begun(self, request: Request) -> None:
-        """Queue a request that another engine has begun: as if it had been preempted, after those
-        that were and ahead of those that never ran."""
-        never_ran = [other for other in self.waiting if other.status is Status.WAITING]
-        request.status = Status.PREEMPTED
+    def enqueue_resumed(self, request: Request) -> None:
+        """Queue a request that another engine has accepted: after those that were preempted or
+        resumed before, ahead of new ones. With output, it counts as preempted."""
+        new = [
+            other
+            for other in self.waiting
+            if other.status is Status.WAITING and other.submission.continuation is None
+        ]
+        if request.num_output_tokens:
+            request.status = Status.PREEMPTED
         self.waiting[request] = None
-        for other in never_ran:
+        for other in new:
             self.waiting.move_to_end(other)
 
     def run(self, request: Request) -> None:

@@ -136,12 +136,10 @@ class Scheduler:
                 self._ended.append(update)
                 continue
             self._register(request)
-            if not request.num_output_tokens:
-                self.queues.enqueue(request)
-            else:
-                # Since another engine's last token, only the wait for this one is known.
+            if request.num_output_tokens:
+                # Of the time since its last token, only the wait here is known.
                 request.waiting_since = request.last_token_at = self._clock.now
-                self.queues.enqueue_begun(request)
+            self.queues.enqueue_resumed(request)
 
     def _check_id(self, request_id: str) -> None:
         if request_id in self._groups:
@@ -461,7 +459,14 @@ class Scheduler:
             token = tokens[used]
             used += 1
             request.tokens.append(token)
-            reason, stop = self._end_of(request)
+            length = len(request.tokens)
+            # Most often none of this holds, and no call is made.
+            if (
+                token in request.stop_ids
+                or length - request.num_prompt_tokens >= request.max_tokens
+                or length >= self.max_model_len
+            ):
+                reason, stop = self._end_of(request)
         if used < len(tokens):
             tokens, logprobs = tokens[:used], logprobs[:used]
         request.drafts = ()
@@ -484,7 +489,7 @@ class Scheduler:
         )
 
     def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
-        """Why `request` ends with the tokens it has, if it does, and the stop id that ends it."""
+        """Why `request` ends with the tokens it has, if it does, and a stop id of its own."""
         token, count = request.tokens[-1], len(request.tokens) - request.num_prompt_tokens
         if token in request.stop_ids and count > request.params.min_tokens:
             return "stop", None if token in request.eos_ids else token
