@@ -191,6 +191,19 @@ def test_an_engine_promises_its_memory_until_it_is_closed(folder):
     assert promises.others() == []
 
 
+def test_the_engines_of_one_server_divide_the_memory(folder):
+    """Each counts those that have their part; the last does not get what is left over."""
+    share = {"gpu_memory_utilization": 0.9, "data_parallel_size": 2}
+    first, second = make(folder, **share), make(folder, **share)
+    parts = [one.limits.memory["kv"] for one in (first, second)]
+    assert parts[0] == pytest.approx(parts[1], rel=0.01)
+    first.close()
+    again = make(folder, **share)  # started again, beside the second one
+    assert again.limits.memory["kv"] == pytest.approx(parts[0], rel=0.01)
+    for one in (second, again):
+        one.close()
+
+
 def test_too_little_memory_is_refused_with_its_remedy(folder):
     with pytest.raises(NotEnoughMemoryError, match=r"no KV block fits.*kv_cache_memory_bytes"):
         make(folder, kv_cache_memory_bytes=10)

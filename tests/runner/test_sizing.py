@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -127,6 +127,20 @@ def test_a_window_that_was_asked_for_must_fit_in_what_memory_leaves():
     with pytest.raises(NotEnoughMemoryError, match=r"32.00 GiB for the KV of 1048576 tokens"):
         asked.check(Memory(), GIB)
     assert sizing(window=2**20).divide(Memory(), GIB).kv < 32 * GIB  # its own is cut instead
+
+
+@pytest.mark.parametrize("options", [{}, {"gpu_memory_utilization": 0.9}])
+def test_engines_of_one_server_take_equal_parts_in_any_order(options):
+    memory, weights, parts = Memory(free=12 * GIB), GIB, []
+    for left in (3, 2, 1):  # what the others will read is promised, or read
+        free = memory.free - left * weights
+        one = replace(sizing(swap_space=0, **options), engines=3, unsized=left)
+        parts.append(one.divide(replace(memory, free=free), 0).kv)
+        memory = replace(memory, free=memory.free - weights - parts[-1])
+    assert min(parts) > (0.99 if options else 0.8) * max(parts)
+    assert sum(parts) <= 0.9 * 9 * GIB
+    alone = sizing(swap_space=0, **options).divide(Memory(free=9 * GIB), 0).kv
+    assert sum(parts) > 0.85 * alone
 
 
 def test_the_model_s_own_window_is_cut_to_the_pool(caplog):

@@ -32,17 +32,18 @@ class DeviceMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartOfMemory:
-    """What one of several ranks may take of the memory that they share."""
+    """What one of several ranks, or engines, may take of the memory that they share."""
 
     total: int
     free: int
     used: int
 
     @classmethod
-    def of(cls, memory: DeviceMemory, ranks: int) -> DeviceMemory:
-        if ranks == 1:
+    def of(cls, memory: DeviceMemory, parts: int, left: float) -> DeviceMemory:
+        """One of `parts`; what is free suffices for `left` of them."""
+        if parts == 1:
             return memory
-        return cls(memory.total // ranks, memory.free // ranks, memory.used)
+        return cls(memory.total // parts, int(memory.free / left), memory.used)
 
 
 def shown(count: int) -> str:

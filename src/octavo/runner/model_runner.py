@@ -6,6 +6,7 @@ alike.
 """
 
 import contextlib
+import os
 import sys
 import time
 import zlib
@@ -394,12 +395,13 @@ class ModelRunner:
                 )  # fmt: skip
             sizing = Sizing(
                 config, needs, shared, self._promised(), prepared.can_keep_codes,
-                self._ranks.here if shared else 1,
+                self._ranks.here if shared else 1, config.data_parallel_size if shared else 1,
+                self._unsized(),
             )  # fmt: skip
             memory, weights = self.device.memory(), prepared.weight_bytes
             sizing.check(memory, weights)
             self._promise = self._promises.make(
-                config.model, weights, memory.used, self._ranks.engine
+                config.model, weights, memory.used, self._ranks.engine, self._pool
             )
             all_agree(self._group, True)  # all have promised
         return sizing
@@ -422,6 +424,20 @@ class ModelRunner:
         """No other engine decides what it takes meanwhile; rank 0 sees to it for all ranks."""
         return self._promises.sizing() if self._ranks.rank == 0 else contextlib.nullcontext()
 
+    @property
+    def _pool(self) -> int:
+        """The web process, where it has several engines. That of a rank above 0 is its engine's,
+        so the engine counts once."""
+        return os.getppid() if self.config.data_parallel_size > 1 else 0
+
+    def _unsized(self) -> int:
+        """Of the engines of one web process, those that have not taken their part of the memory."""
+        if not self._pool or not self.device.shares_host_memory:
+            return 1
+        others = self._promises.others(self._ranks.engine)
+        sized = sum(other.sized and other.pool == self._pool for other in others)
+        return of_first(self._group, max(1, self.config.data_parallel_size - sized))
+
     def _promised(self) -> int:
         """To other engines of this machine, as rank 0 sees it: this rank's part."""
         others = self._promises.others(self._ranks.engine)
@@ -432,7 +448,7 @@ class ModelRunner:
         """The final limits. Raises NotEnoughMemoryError, or ConfigError for a window too long."""
         with self._sizing_alone():
             self._promise.release()
-            sizing = replace(sizing, promised=self._promised())
+            sizing = replace(sizing, promised=self._promised(), unsized=self._unsized())
             peak, captured = 0, 0
             if sizing.given is not None:
                 division = sizing.take_given(self.device.memory(), sizing.given)
@@ -449,6 +465,8 @@ class ModelRunner:
                 held * self._block_bytes + peak + captured,
                 self.device.memory().used,
                 self._ranks.engine,
+                self._pool,
+                sized=True,
             )
             all_agree(self._group, True)  # all have promised
         return self._bare_limits(blocks + 1, window, division.terms, host)

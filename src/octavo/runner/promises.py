@@ -34,6 +34,8 @@ _numbers = itertools.count()
 class Promise(msgspec.Struct, frozen=True):
     """One engine's, or that of one of its ranks. promised: bytes that it may come to use beyond
     `base`, what it used then. engine: the name that ranks of one engine share, if it has several.
+    pool: the process whose engines divide the memory (`data_parallel_size`), else 0; sized: this
+    one has its part.
     """
 
     pid: int
@@ -42,6 +44,8 @@ class Promise(msgspec.Struct, frozen=True):
     base: int
     place: str = ""  # boot and PID namespace
     engine: str = ""
+    pool: int = 0
+    sized: bool = False
 
     @property
     def outstanding(self) -> int:
@@ -87,10 +91,18 @@ class Promises:
                     found.append(promise)
         return [promise for promise in found if not engine or promise.engine != engine]
 
-    def make(self, model: str, promised: int, base: int, engine: str = "") -> "Held":
+    def make(
+        self,
+        model: str,
+        promised: int,
+        base: int,
+        engine: str = "",
+        pool: int = 0,
+        sized: bool = False,
+    ) -> "Held":
         """Record a promise, until `Held.release` or the end of this process."""
         name = f"{os.getpid()}-{next(_numbers)}.json"
-        promise = Promise(os.getpid(), model, promised, base, _place(), engine)
+        promise = Promise(os.getpid(), model, promised, base, _place(), engine, pool, sized)
         try:
             handle = self._open(name)
         except OSError as error:

@@ -64,7 +64,8 @@ class Sizing:
     this rank's part.
 
     keeps_codes: the file holds codes of few bits, which int4 would not dequantize. ranks: how many
-    of this engine share the memory; all sizes are then one rank's.
+    of this engine share the memory; all sizes are then one rank's. engines: how many divide it
+    (`data_parallel_size`); unsized: of them, those that have not taken their part, with this one.
     """
 
     config: EngineConfig
@@ -73,6 +74,21 @@ class Sizing:
     promised: int = 0
     keeps_codes: bool = False
     ranks: int = 1
+    engines: int = 1
+    unsized: int = 1
+
+    def _part_of(self, memory: DeviceMemory) -> DeviceMemory:
+        return PartOfMemory.of(memory, self.ranks * self.engines, self.ranks * self._parts_left)
+
+    @property
+    def _parts_left(self) -> float:
+        """Equal parts, for which there is as much as is free: those that were taken were each the
+        share of a part."""
+        return self.engines - self.share * (self.engines - self.unsized)
+
+    @property
+    def _promised(self) -> int:
+        return int(self.promised / self._parts_left)
 
     @property
     def share(self) -> float:
@@ -96,17 +112,17 @@ class Sizing:
         if self.given is not None:
             self.window(self.given)
             return
-        memory = PartOfMemory.of(memory, self.ranks)
+        memory = self._part_of(memory)
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
-        found = MemorySum.of(memory, self.share, 0, self.promised)
+        found = MemorySum.of(memory, self.share, 0, self._promised)
         if found.budget < weight_bytes + least:
             weights = f"at least {shown(weight_bytes)} for the weights"
             raise self._refusal(found, memory, weight_bytes + least, weights)
 
     def divide(self, memory: DeviceMemory, step_peak: int, captured: int = 0) -> Division:
         """Of measured memory; captured: for captured steps. Raises NotEnoughMemoryError."""
-        memory = PartOfMemory.of(memory, self.ranks)
-        found = MemorySum.of(memory, self.share, step_peak, self.promised, captured)
+        memory = self._part_of(memory)
+        found = MemorySum.of(memory, self.share, step_peak, self._promised, captured)
         least = self.needs.least_blocks(self.config) * self.needs.block_bytes
         if found.budget < least:
             raise self._refusal(found, memory, least)
@@ -131,11 +147,11 @@ class Sizing:
     def take_given(self, memory: DeviceMemory, given: int) -> Division:
         """Of a pool whose size an option says; it is not refused where memory may be too small,
         since pages are taken as they are written."""
-        memory = PartOfMemory.of(memory, self.ranks)
+        memory = self._part_of(memory)
         swap = self._swap_space
         if self._swap_is_host_memory:
             swap = min(swap, given)
-        free = max(0, memory.free - self.promised)
+        free = max(0, memory.free - self._promised)
         if self.shares_host_memory and given > free:
             logger.warning(
                 "the KV cache may take %s, as asked, but only %s are free%s: the system may end "
@@ -206,7 +222,9 @@ class Sizing:
     def _modest(self, memory: DeviceMemory) -> int:
         """The default pool where the device's memory is the host's."""
         request = self.needs.blocks(self.config, self.needs.window) * self.needs.block_bytes
-        free = max(0, memory.free - self.promised)
+        # As much for each engine, whichever comes first.
+        part = max(0, memory.free - self._promised)
+        free = int(part * self._parts_left) // self.engines
         bound = max(request, min(DEFAULT_KV_BYTES // self.ranks, free // _FREE_SHARE))
         return min(bound, self.config.max_num_seqs * request)
 
@@ -232,9 +250,9 @@ class Sizing:
         return "" if self.ranks == 1 else f", one rank's part of {self.ranks},"
 
     def _beside(self) -> str:
-        if not self.promised:
+        if not self._promised:
             return ""
-        return f" beside the {shown(self.promised)} promised to other engines"
+        return f" beside the {shown(self._promised)} promised to other engines"
 
     def _knob(self, kv: int) -> str:
         """The option, and its value, that gives a pool of `kv` bytes."""
@@ -252,7 +270,7 @@ class Sizing:
         missing: bytes that must fit in the budget.
         """
         needed = found.used + found.step_peak + found.captured + missing
-        free = max(1, memory.free - self.promised)
+        free = max(1, memory.free - self._promised)
         share = max(needed / memory.total, (needed - found.used) / free)
         terms = [f"{shown(found.used)} in use already"]
         if weights:
