@@ -35,6 +35,7 @@ def weights(
     quantization: Any,
     tied: bool = True,
     device: str = "cpu",
+    upload: Any = None,
     **tensors: Any,
 ) -> Weights:
     """Of an architecture with these parameters; "." in a tensor's name is "__" here."""
@@ -48,7 +49,7 @@ def weights(
     spec: Any = SimpleNamespace(tie_embeddings=tied, quantization=quantization)
     held = {name.replace("__", "."): stored(tensor) for name, tensor in tensors.items()}
     checkpoint = Checkpoint(Path("a"), (Path("a file"),), SAFETENSORS, held, {})
-    return Weights(spec, architecture, checkpoint, device, torch.float32)
+    return Weights(spec, architecture, checkpoint, device, torch.float32, upload=upload)
 
 
 def experts(parts_of: Any, **options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -156,6 +157,27 @@ def test_codes_are_moved_to_the_device() -> None:
     assert isinstance(codes, Codes)
     for tensor in (codes.codes, codes.scale, codes.minimum):
         assert tensor.device.type == "meta"
+
+
+def test_codes_and_values_are_uploaded_in_pieces() -> None:
+    def upload(out: torch.Tensor, read: Any) -> None:
+        for begin in range(0, len(out), 3):
+            host = torch.empty_like(out[begin : begin + 3])
+            read(begin, begin + len(host), host)
+            out[begin : begin + 3] = host
+        asked.append(len(out))
+
+    asked: list[int] = []
+    parts, values = packers.awq_parts()
+    stored = {f"a__{name}": part for name, part in parts.items()}
+    wide = torch.randn(7, 5)
+    shapes = {"a.weight": (packers.N, packers.K), "b.weight": (7, 5)}
+    found = weights(shapes, {"a.weight"}, Awq(4, 32), upload=upload, **stored, b__weight=wide)
+    codes = found.matrix(INT4, "a.weight")
+    assert isinstance(codes, Codes)
+    torch.testing.assert_close(codes.values(), values, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.take("b.weight"), wide)
+    assert asked == [packers.N] * 3 + [7]
 
 
 def test_a_part_may_have_the_name_of_the_weight() -> None:

@@ -7,7 +7,7 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -37,7 +37,7 @@ from octavo.models.sharding import (
     most_ranks,
 )
 from octavo.models.spec import ModelSpec
-from octavo.models.weights import Weights
+from octavo.models.weights import Upload, Weights
 from octavo.quant.base import FP8, INT4, INT8, NONE, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
 from octavo.text.loading import num_ids
@@ -83,6 +83,15 @@ class LoadingDevice(Protocol):
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         """As `quant.tensors.BlockDecoder`: a fast decoder of GGUF blocks, where there is one."""
+        ...
+
+
+@runtime_checkable
+class UploadingDevice(Protocol):
+    """Optional interface of a device that takes weights piece by piece from host memory."""
+
+    def uploads(self) -> Upload:
+        """For the weights of one load."""
         ...
 
 
@@ -203,7 +212,7 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
     products = device.products(dtype, config.max_num_batched_tokens, config.deterministic)
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,
-        Shard.of(prepared.group),
+        Shard.of(prepared.group), device.uploads() if isinstance(device, UploadingDevice) else None,
     )  # fmt: skip
     divided = {"group": prepared.group} if prepared.group.size > 1 else {}
     with weights.progress():

@@ -46,6 +46,9 @@ class Source:
 
 
 Sources = dict[str, Source]
+# (out [rows, ...] on a device, read): fills `out` with the rows that `read` (begin, end, host)
+# writes to contiguous host memory, piece by piece.
+Upload = Callable[[torch.Tensor, Callable[[int, int, torch.Tensor], None]], None]
 
 
 class Weights:
@@ -64,9 +67,11 @@ class Weights:
         dtype: torch.dtype,
         decoder: BlockDecoder | None = None,
         shard: Shard = WHOLE,
+        upload: Upload | None = None,
     ) -> None:
         """device: torch's name of it; decoder: the device's own of blocks, tried first; shard: of
-        a model whose architecture has `parameter_cuts`, the part that is handed out."""
+        a model whose architecture has `parameter_cuts`, the part that is handed out; upload: how
+        weights reach a device with memory of its own (None: read whole, then copied)."""
         stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
         sources = _SOURCES[checkpoint.container.naming](spec, architecture, stored)
         self._sources = _settle_head(spec, architecture, sources, shard.rank == 0)
@@ -78,6 +83,7 @@ class Weights:
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
         self._leave_out_zeros()
         self._device, self._dtype, self._decoder = device, dtype, decoder
+        self._upload = upload
         self._check()
         self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
 
@@ -85,7 +91,11 @@ class Weights:
         """See Parameters.take; the result is a new tensor."""
         shapes = [self._local_shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self._dtype)
+        out = torch.empty(
+            (rows, *shapes[0][1:]),
+            dtype=dtype or self._dtype,
+            device=None if self._upload is None else self._device,
+        )
         begin = 0
         for name in names:
             source = self._sources.pop(name)
@@ -102,7 +112,7 @@ class Weights:
         if len(plain) < len(names) or (method == INT4 and all(map(holds_codes, plain))):
             found = self._stacked([self._as_stored(name) for name in names])
             if isinstance(found, Codes):
-                return found.map(lambda part: part.to(self._device))
+                return found.map(self._moved)
             return found
         return self.take(*names).flatten(0, -2)
 
@@ -200,10 +210,24 @@ class Weights:
         if len(codes) == len(parts) and len({(part.group, part.bits) for part in codes}) == 1:
             return Codes.stacked(codes)
         values = [part.values() if isinstance(part, Codes) else part for part in parts]
-        return torch.cat([part.to(self._dtype) for part in values]).to(self._device)
+        return self._moved(torch.cat([part.to(self._dtype) for part in values]))
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in host memory, on the device."""
+        if self._upload is None:
+            return tensor.to(self._device)
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        self._upload(out, lambda begin, end, host: _copy(tensor[begin:end], host))
+        return out
 
     def _fill(self, source: Source, out: torch.Tensor, region: Region | None) -> None:
-        if source.heads:
+        if self._upload is not None:
+            self._upload(out, lambda begin, end, host: read_into(
+                source.tensor, host, self._decoder, _rows(source.tensor, region, begin, end)
+            ))  # fmt: skip
+            if source.heads:
+                out.copy_(_plain_order(out, _num_heads(source, region)))
+        elif source.heads:
             stored = torch.empty_like(out)
             read_into(source.tensor, stored, self._decoder, region)
             out.copy_(_plain_order(stored, _num_heads(source, region)))
@@ -335,6 +359,16 @@ def _can_hold(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
 def _num_rows(tensor: StoredTensor, region: Region | None) -> int:
     begin, end = (0, tensor.shape[0]) if region is None else region[0]
     return end - begin
+
+
+def _rows(tensor: StoredTensor, region: Region | None, begin: int, end: int) -> Region:
+    """Of rows begin .. end - 1 of a region alone."""
+    (first, _), *others = region or tuple((0, size) for size in tensor.shape)
+    return ((first + begin, first + end), *others)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
 
 
 def _num_heads(source: Source, region: Region | None) -> int:

@@ -18,10 +18,11 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
-from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call
+from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call, uploads
 from octavo.kernels.gpu.linear import FP8, INT4, INT8, GpuProducts
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.gpu.staging import Staging, copies_of
+from octavo.kernels.gpu.uploads import Uploads
 from octavo.kernels.sampling import Items, Logprobs
 
 # The most rows of each tile of the products, and one more; a single row has strides of its own.
@@ -43,6 +44,7 @@ class _TritonDevice:
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
+    _piece = uploads.PIECE
 
     def start(self) -> None:
         """Nothing is compiled beside the load: see `warm_up_sizes`."""
@@ -58,6 +60,10 @@ class _TritonDevice:
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
         return GpuProducts(dtype, deterministic)
+
+    def uploads(self) -> Uploads:
+        """See `models.loader.UploadingDevice.uploads`."""
+        return Uploads(copies_of(self._device), self._piece)
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         return False
@@ -194,6 +200,7 @@ class InterpretDevice(_TritonDevice):
     name = "interpret"
     torch_device = "cpu"
     _device = torch.device("cpu")
+    _piece = 4096
 
     def __init__(self, config: EngineConfig) -> None:
         if not triton.knobs.runtime.interpret:
