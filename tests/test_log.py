@@ -139,3 +139,14 @@ def test_a_child_of_a_program_without_octavo_s_log_logs_what_the_program_would(m
         assert log.environment_for_child()["OCTAVO_LOG_LEVEL"] == name
     monkeypatch.setenv("OCTAVO_LOG_LEVEL", "error")
     assert log.environment_for_child()["OCTAVO_LOG_LEVEL"] == "error"
+
+
+@pytest.mark.parametrize("form", ["brief", "json"])
+def test_a_process_of_several_puts_its_name_before_each_message(monkeypatch, form):
+    stream = io.StringIO()
+    root = logging.getLogger("octavo")
+    root.handlers[:] = []
+    monkeypatch.setattr("sys.stderr", stream)
+    log.configure(form=form, prefix="rank 1: ")
+    log.get_logger("octavo.x").info("%d blocks", 3)
+    assert "rank 1: 3 blocks" in stream.getvalue()

@@ -36,7 +36,7 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.engine.process import Loop
-from octavo.errors import QueueFullError, RequestError
+from octavo.errors import EngineDeadError, QueueFullError, RequestError
 from octavo.params import SamplingParams
 from serving import PYTHONPATH, write_model
 
@@ -263,3 +263,32 @@ def test_the_rates_of_an_idle_engine_fall_to_zero_and_then_it_sleeps(monkeypatch
     assert len(set(rates[peak:])) > 5
     assert sum(waits) >= 10_000  # the window
     assert now[0] < 100 + 20
+
+
+def test_an_executor_that_fails_while_nothing_runs_ends_the_loop(tmp_path: Path) -> None:
+    """As one of ranks, of which one is killed between two requests."""
+    readable, writable = os.pipe()
+
+    class Failing(FakeRunner):
+        failure_fd = readable
+
+        def check(self) -> None:
+            raise EngineDeadError("rank 1 (process 7) was killed by SIGKILL")
+
+    engine = EngineCore(EngineConfig(swap_space=0), Failing(), create_policy("fifo"))
+    context = zmq.Context()
+    inbox = context.socket(zmq.PULL)
+    inbox.bind(f"ipc://{tmp_path}/in")
+    parent_end, other = os.pipe()
+    try:
+        with open(parent_end, "rb") as parent:
+            loop = Loop(engine, inbox, SimpleNamespace(send=lambda report: None), parent)
+            os.write(writable, b"!")
+            with pytest.raises(EngineDeadError) as caught:
+                loop.run()
+        assert caught.value.reason == "rank 1 (process 7) was killed by SIGKILL"
+        assert engine.dead == caught.value.reason
+    finally:
+        for end in (readable, writable, other):
+            os.close(end)
+        context.destroy(linger=0)

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import rank_faults
+import serving
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.core.policy_registry import policy_names
+from octavo.engine.client import EXECUTOR
 from octavo.engine.executor import create_executor
 from octavo.engine.tensor_parallel import TensorParallelExecutor
 from octavo.engine.workers import Limits
@@ -203,6 +205,44 @@ def test_every_scheduler_gives_the_tokens_of_one(
 
 
 @pytest.mark.slow
+def test_a_server_whose_rank_is_killed_while_idle_says_so(tiny_folder: Path) -> None:
+    """Nobody asks for anything: the engine process ends, with the reason, and so do its ranks."""
+    engine = {**options(), "tensor_parallel_size": 2}
+    with serving.Server(tiny_folder, {}, EXECUTOR, **engine) as server:
+        assert server.complete("abc", max_tokens=3)["usage"]["completion_tokens"] == 3
+        (worker,) = children_of(server.engine_pid)
+        os.kill(worker, signal.SIGKILL)
+        assert server.end() == 1
+        reason = f"rank 1 (process {worker}) was killed by SIGKILL"
+        assert server.service.client.reason == reason
+        assert is_gone(worker)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_leaves_no_rank(tiny_folder: Path) -> None:
+    engine = {**options(), "tensor_parallel_size": 4}
+    with serving.Server(tiny_folder, {}, EXECUTOR, **engine) as server:
+        workers = children_of(server.engine_pid)
+        assert len(workers) == 3
+        os.kill(server.engine_pid, signal.SIGKILL)
+        for worker in workers:
+            while not is_gone(worker):
+                os.sched_yield()
+        server.end()
+
+
+@pytest.mark.slow
+def test_the_default_pool_of_two_ranks_is_that_of_one(tiny_folder: Path) -> None:
+    changes = {**options(), "num_gpu_blocks_override": None, "max_num_seqs": 4}
+    sizes = []
+    for size in (1, 2):
+        with LLM(str(tiny_folder), tensor_parallel_size=size, **changes) as llm:
+            limits = llm.engine.limits
+            sizes.append((limits.num_blocks, limits.block_bytes * size, limits.num_host_blocks))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow
 def test_an_error_of_a_rank_is_the_reason(faulty: Callable[..., LLM]) -> None:
     llm = faulty(rank_faults.Raises)
     processes = workers_of(llm)
@@ -249,10 +289,10 @@ def test_an_error_of_rank_0_ends_the_others(
 
 @pytest.mark.slow
 def test_a_rank_that_cannot_start_says_why(faulty: Callable[..., LLM]) -> None:
-    before = children()
+    before = children_of(os.getpid())
     with pytest.raises(ConfigError, match="rank 1: threads must be fewer here"):
         faulty(rank_faults.Refuses)
-    assert children() == before
+    assert children_of(os.getpid()) == before
 
 
 @pytest.mark.slow
@@ -282,5 +322,6 @@ def test_no_process_is_left_by_an_llm_that_is_deleted_or_a_program_that_ends(
                 os.sched_yield()
 
 
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+def children_of(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(one) for task in tasks for one in (task / "children").read_text().split()]

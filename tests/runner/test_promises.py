@@ -137,3 +137,13 @@ def test_one_engine_at_a_time_is_sized(folder, monkeypatch):
     waits.clear()
     with here.sizing():
         assert not waits
+
+
+def test_ranks_of_one_engine_do_not_count_each_other(folder):
+    promises = Promises(folder)
+    held = [promises.make("one", 5, 0, "e1"), promises.make("two", 7, 0, "e2")]
+    assert [promise.promised for promise in promises.others("e1")] == [7]
+    assert sorted(promise.promised for promise in promises.others("e3")) == [5, 7]
+    assert sorted(promise.promised for promise in promises.others()) == [5, 7]
+    for one in held:
+        one.release()

@@ -22,11 +22,11 @@ class Memory:
     used: int = GIB
 
 
-def sizing(window=8192, token=32 * 1024, shares=True, promised=0, keeps=False, **options):
+def sizing(window=8192, token=32 * 1024, shares=True, promised=0, keeps=False, ranks=1, **options):
     """Of a model of `token` bytes of KV a token; the window is asked for if options say so."""
     groups = options.pop("groups", (FULL,))
     config = EngineConfig(**{"max_num_seqs": 128, **options})
-    return Sizing(config, Needs(groups, 16 * token, window), shares, promised, keeps)
+    return Sizing(config, Needs(groups, 16 * token, window), shares, promised, keeps, ranks)
 
 
 def test_the_default_pool_is_modest_and_says_how_to_get_more(caplog):
@@ -152,3 +152,25 @@ def test_a_block_for_every_group_is_the_least():
     groups = (FULL, CacheSpec("window", 64))
     with pytest.raises(NotEnoughMemoryError, match="no KV block fits"):
         sizing(groups=groups, num_gpu_blocks_override=1).check(Memory(), 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.3}]
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_share_a_machine_s_memory_take_it_once(options, ranks):
+    """Each has a part of the KV of each token, of the weights, and of what others were promised."""
+    token, weights = 32 * 1024, 2 * GIB
+    alone = Memory(free=26 * GIB, used=weights)
+    one = sizing(token=token, promised=4 * GIB, **options).divide(alone, GIB)
+    part = Memory(free=26 * GIB, used=weights // ranks)
+    each = sizing(token=token // ranks, promised=4 * GIB // ranks, ranks=ranks, **options).divide(
+        part, GIB // ranks
+    )
+    assert ranks * each.kv == pytest.approx(one.kv, abs=100)  # bytes
+    assert ranks * each.swap == pytest.approx(one.swap, abs=100)
+
+
+def test_a_refusal_of_one_of_several_ranks_says_so():
+    with pytest.raises(NotEnoughMemoryError, match=r"GiB, one rank's part of 2, \("):
+        sizing(ranks=2, max_model_len=8192).check(Memory(free=GIB), 2 * GIB)

@@ -47,7 +47,7 @@ from octavo.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
-EXECUTOR = "octavo.engine.executor:create_executor"
+EXECUTOR = "octavo.engine.executor:create_process_executor"
 _RETURNING = "the engine has died and is being started again"
 
 

@@ -64,8 +64,16 @@ class FailsIdle(Protocol):
         ...
 
 
-def create_executor(config: EngineConfig) -> Executor:
-    """Load the model where `config` says. Raises ConfigError when it cannot be set up."""
+def create_process_executor(config: EngineConfig) -> Executor:
+    """As `create_executor`, in a process that has nothing else to do."""
+    return create_executor(config, owns_process=True)
+
+
+def create_executor(config: EngineConfig, owns_process: bool = False) -> Executor:
+    """Load the model where `config` says. Raises ConfigError when it cannot be set up.
+
+    owns_process: this process may be bound to some of its processors.
+    """
     check_options(config)
     _warn_of_small_steps(config)
     # Ctrl-C within an import leaves a module half made, or ends the process in torch's own code.
@@ -76,7 +84,7 @@ def create_executor(config: EngineConfig) -> Executor:
         from octavo.runner.model_runner import ModelRunner
 
     if config.tensor_parallel_size > 1:
-        return TensorParallelExecutor(config)
+        return TensorParallelExecutor(config, owns_process=owns_process)
     return ModelRunner(config)
 
 

@@ -7,7 +7,6 @@ results. How the others are watched, and what ends them, is `engine.workers`.
 import contextlib
 import os
 import secrets
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -46,9 +45,11 @@ class TensorParallelExecutor:
         launcher: WorkerLauncher | None = None,
         limits: Limits | None = None,
         runner: str = RUNNER,
+        owns_process: bool = False,
     ) -> None:
         """launcher: where the workers run, by default on this machine. runner: what they execute
-        plans with, as `module:name`."""
+        plans with, as `module:name`. owns_process: this process, too, is bound to its share of the
+        processors; that of a program with other work is not."""
         # Imported late: it brings in torch.
         from octavo.runner.device import resolved
         from octavo.runner.model_runner import ModelRunner
@@ -59,10 +60,10 @@ class TensorParallelExecutor:
         self._drawn: list[int] = []  # in the last step, where the workers draw nothing
         self._workers = workers = Workers(launcher, limits)
         self._end = weakref.finalize(self, workers.close)
-        self._undo = contextlib.ExitStack()
         try:
             start = _Start(config, launcher, workers, runner)
-            self._undo.callback(_bind(start.place))
+            if owns_process and start.place.processors:
+                os.sched_setaffinity(0, start.place.processors)
             self._runner: ModelRunner = ModelRunner(start.config_of(start.place), start.ranks)
             workers.wait_until_loaded(self._runner.draws_everywhere)
         except BaseException as error:
@@ -108,7 +109,6 @@ class TensorParallelExecutor:
         if "_runner" in vars(self):
             self._runner.close()
         self._workers.close()
-        self._undo.close()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -126,7 +126,6 @@ class TensorParallelExecutor:
         """End the workers after an error, and raise what was behind it, if that is another."""
         cause = self._workers.cause_of(error) if isinstance(error, Exception) else error
         self._workers.close(kill=True)
-        self._undo.close()
         if cause is not error:
             raise cause from error
 
@@ -175,24 +174,3 @@ def _check_device(config: EngineConfig) -> None:
             f"device={device!r} is one GPU, and tensor_parallel_size={size} takes {size}: set "
             "device='cuda', and choose GPUs by CUDA_VISIBLE_DEVICES"
         )
-
-
-def _bind(place: Place) -> Callable[[], None]:
-    """Bind this thread, and those that it starts, to the processors of `place`.
-
-    Returns what undoes it for this thread.
-    """
-    if not place.processors:
-        return _nothing
-    thread, before = threading.get_native_id(), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, place.processors)
-
-    def undo() -> None:
-        with contextlib.suppress(OSError):  # the thread has ended
-            os.sched_setaffinity(thread, before)
-
-    return undo
-
-
-def _nothing() -> None:
-    pass

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,28 @@ def test_where_others_can_find_what_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(object_cache, "cache_folder", lambda: Path("/proc/self"))  # never written
     monkeypatch.setattr(object_cache.os, "access", lambda path, mode: False)
     assert not object_cache.is_writable()
+
+
+def test_one_process_compiles_and_the_others_find_it(tmp_path):
+    """As ranks do that need the same kernel at once; here each has a thread."""
+    file, compiled = tmp_path / "kernels" / "k.o", []
+
+    def make(number):
+        with object_cache.compiling(file):
+            if object_cache.read(file) is None:
+                compiled.append(number)
+                time.sleep(0.1)
+                object_cache.store(file, b"code")
+        return object_cache.read(file)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(make, range(4))) == [b"code"] * 4
+    assert len(compiled) == 1
+    assert [path.name for path in file.parent.iterdir()] == ["k.o"]
+
+
+def test_without_a_folder_each_compiles_for_itself(tmp_path):
+    (tmp_path / "file").touch()
+    for file in (None, tmp_path / "file" / "k.o"):
+        with object_cache.compiling(file):
+            pass
