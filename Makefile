@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := src tests benchmarks scripts examples
 
-.PHONY: help demo serve test test-slow fuzz lint format docs build package-check bench serving clients \
+.PHONY: help demo serve test test-slow test-netns fuzz lint format docs build package-check bench serving clients \
 	startup gpu-check report clean
 
 help: ## list the targets
@@ -30,11 +30,14 @@ serve: $(VENV)/.dev ## the embedded model over HTTP, on port 8000
 
 test: lint ## lint, types, and the fast tests
 	@$(PULL)
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not netns"
 
 test-slow: $(VENV)/.dev ## the slow tests
 	@$(PULL)
 	@$(PY) -m pytest -m slow
+
+test-netns: $(VENV)/.dev ## two machines as two network namespaces, with Ray; needs root and iproute2
+	@$(PY) -m pytest -m netns -rs
 
 fuzz: $(VENV)/.dev ## 10,000 malformed files of each kind; COUNT=... for another number
 	@PYTHONPATH=.:tests $(PY) -m tests.fuzz.run --count $(or $(COUNT),10000)

@@ -85,12 +85,20 @@ class EngineConfig:
         1, "number of processes that divide the model: a GPU each, or a share of the cores", low=1
     )
     distributed_executor_backend: ExecutorBackend = _option(
-        "auto", "where those processes run: mp is this machine, ray a Ray cluster, uni none "
-        "but this one; auto is mp"
+        "auto", "where engines and their processes run: mp is this machine, ray the machines of "
+        "a Ray cluster, uni a single process; auto is mp"
     )  # fmt: skip
     data_parallel_size: int = _option(
         1, "number of engines behind one endpoint, each with all of the model", low=1
     )
+    data_parallel_address: str | None = _option(
+        None, "with ray: the address of this machine to which engines on others connect; default: "
+              "the one that Ray uses"
+    )  # fmt: skip
+    data_parallel_rpc_port: int = _option(
+        0, "with ray: the first of two ports for each engine, which connects to them; 0: any free "
+           "ones", low=0
+    )  # fmt: skip
     max_model_len: int | None = _option(
         None, "context window in tokens, such as 8k; default: the model's", low=1, size=True
     )

@@ -82,6 +82,11 @@ class LLM:
                 "this process; use AsyncLLM or `octavo serve` for several, or threads for more "
                 "cores"
             )
+        if config.distributed_executor_backend == "ray":
+            raise ConfigError(
+                "distributed_executor_backend is 'ray', and an LLM is an engine in this process, "
+                "which nobody places; use AsyncLLM or `octavo serve`"
+            )
         check_options(config)
         with progress.shown(config.load_progress):
             with progress.phase(f"opening {config.model}"), interrupts_deferred():

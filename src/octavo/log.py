@@ -237,14 +237,24 @@ def environment_for_child(**usual: str) -> dict[str, str]:
     A child logs as this process does, also where that was set by flags. Of a program that has not
     set up Octavo's log it logs what the program's own logging would show.
     """
-    shown = logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()).lower()
-    if shown in LEVELS:
-        usual = {"OCTAVO_LOG_LEVEL": shown, **usual}
-    settings = {}
-    for handler in _own_handlers():
-        settings["OCTAVO_LOG_LEVEL"] = shown
-        settings["OCTAVO_LOG_FORMAT"] = getattr(handler.formatter, "form", _BRIEF)
+    settings = settings_for_child()
+    if not _own_handlers():
+        return {**settings, **usual, **os.environ}
     return {**usual, **os.environ, **settings}
+
+
+def settings_for_child() -> dict[str, str]:
+    """The variables that make a process, here or elsewhere, log as this one does."""
+    shown = logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()).lower()
+    settings = {"OCTAVO_LOG_LEVEL": shown} if shown in LEVELS else {}
+    for handler in _own_handlers():
+        settings["OCTAVO_LOG_FORMAT"] = getattr(handler.formatter, "form", _BRIEF)
+    return settings
+
+
+def ray_address_from_environment() -> str | None:
+    """RAY_ADDRESS, which Ray reads itself; None where it is not set."""
+    return os.environ.get("RAY_ADDRESS") or None
 
 
 def openai_key_from_environment() -> str | None:

@@ -208,7 +208,8 @@ E, V, S, R, M, A, P = (Kind.ENGINE, Kind.SERVER, Kind.SAMPLING, Kind.REQUEST, Ki
 _ENGINE = [
     *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
         data_parallel_size gpu_memory_utilization kv_cache_memory_bytes enforce_eager
-        num_gpu_blocks_override swap_space chat_template preemption_mode async_scheduling"""),
+        num_gpu_blocks_override swap_space chat_template preemption_mode async_scheduling
+        data_parallel_address"""),
     *[Entry(E, name, Status.SUPPORTED, neutral=(None,)) for name in
       ("block_size", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs")],
     Entry(E, "max_model_len", Status.SUPPORTED, neutral=(-1, "auto"),
@@ -244,6 +245,7 @@ _ENGINE = [
           note="'mp' is this machine, 'uni' a single process"),
     *_no_effect(E, "there is one kind of worker", worker_cls="auto"),
     *_no_effect(E, "an engine is started in one way", data_parallel_backend="mp"),
+    Entry(E, "data_parallel_rpc_port", Status.SUPPORTED, neutral=(None,)),
     *_no_effect(E, "steps are captured at every level; enforce_eager turns that off",
                 optimization_level=(2, 1, 3)),
     *_no_effect(E, "a request may ask for up to 20", max_logprobs=20),
@@ -288,8 +290,7 @@ _ENGINE = [
     *_refused(E, _PARALLEL, pipeline_parallel_size=1,
               prefill_context_parallel_size=1, decode_context_parallel_size=1,
               data_parallel_rank=None, data_parallel_start_rank=None,
-              data_parallel_size_local=None, data_parallel_address=None,
-              data_parallel_rpc_port=None, data_parallel_hybrid_lb=False,
+              data_parallel_size_local=None, data_parallel_hybrid_lb=False,
               data_parallel_external_lb=False, data_parallel_multi_port_external_lb=False,
               master_addr="127.0.0.1", master_port=29501, nnodes=1, node_rank=0,
               distributed_timeout_seconds=None, cpu_distributed_timeout_seconds=None,

@@ -36,7 +36,7 @@ def test_no_command_may_fail_unseen(target: str) -> None:
 
 def test_make_test_runs_lint_and_the_fast_tests() -> None:
     lines = dry_run("test").stdout.splitlines()
-    assert lines[-1].endswith('-m "not slow"')
+    assert lines[-1].endswith('-m "not slow and not netns"')
     assert " -m pytest " in lines[-1]
     for tool in ("ruff check", "ruff format --check", "mypy"):
         assert any(tool in line for line in lines)

@@ -117,7 +117,15 @@ def test_command_lines_parse(name: str) -> None:
 
 
 # Of other programs: pip, numactl, the benchmarks of a checkout; and of `octavo` itself.
-OTHER_FLAGS = {"--editable", "--cpunodebind", "--membind", "--kv", "--engines", "--version"}
+OTHER_FLAGS = {
+    "--editable",
+    "--generate",
+    "--cpunodebind",
+    "--membind",
+    "--kv",
+    "--engines",
+    "--version",
+}
 
 
 def test_flags_named_in_the_pages_exist() -> None:

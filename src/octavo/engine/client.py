@@ -29,6 +29,7 @@ from octavo.engine.link import EngineLink, RequestReport
 from octavo.engine.messages import Abort, Accepted, Add, FinishChoice, Refused, Stats, Step
 from octavo.engine.output import OutputProcessor
 from octavo.engine.pool import EnginePool, Launchers
+from octavo.engine.ray_launcher import ray_launchers
 from octavo.engine.resumption import Resumption
 from octavo.engine.routing import Load, Reason, Router
 from octavo.engine.seeds import SeedSource
@@ -122,6 +123,13 @@ class Batch:
         raise StopAsyncIteration
 
 
+def _launchers_of(config: EngineConfig) -> Launchers:
+    """Where the configuration says that engines run. Raises ConfigError."""
+    if config.distributed_executor_backend == "ray":
+        return ray_launchers(config)
+    return local_launchers(config)
+
+
 def merge(old: RequestOutput, new: RequestOutput) -> RequestOutput:
     """Two deltas of one request as one. `old` is changed and returned."""
     choices = {choice.index: choice for choice in old.outputs}
@@ -187,8 +195,8 @@ class InFlight:
 class EngineClient:
     """The requests of one event loop, and the engine processes that compute them.
 
-    restart: start an engine that has died again. launchers: where each of them runs; default: on
-    this machine.
+    restart: start an engine that has died again. launchers: where each of them runs; default: as
+    the configuration says.
     """
 
     def __init__(
@@ -202,9 +210,7 @@ class EngineClient:
         self.died = asyncio.Event()
         self.reason: str | None = None  # why no engine is left
         self.observer = Observer()
-        self._pool = EnginePool(
-            config, executor, launchers or local_launchers(config), self, restart
-        )
+        self._pool = EnginePool(config, executor, launchers or _launchers_of(config), self, restart)
         self._ids = itertools.count()
         self._requests: dict[str, InFlight] = {}
         self._seeds = SeedSource(config.seed)

@@ -9,11 +9,13 @@ memory is enough, only the load can say.
 import os
 from pathlib import Path
 
+from octavo import devices
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.core.policy import Policy
 from octavo.core.policy_registry import create_policy
 from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.ray_cluster import import_ray
 from octavo.errors import ConfigError, nearest
 from octavo.models.files import resolve
 from octavo.text.chat import read_chat_template
@@ -22,17 +24,13 @@ from octavo.text.chat import read_chat_template
 def check_options(config: EngineConfig) -> None:
     """Check what needs neither torch nor the network: options, and a model's file. Raises
     ConfigError."""
-    if config.distributed_executor_backend == "ray":
-        raise ConfigError(
-            "distributed_executor_backend='ray' is not supported yet; set it to 'mp', for "
-            "processes on this machine, or leave it out"
-        )
     if config.data_parallel_size > 1 and ":" in config.device:
         raise ConfigError(
             f"device is {config.device!r}, one GPU, and data_parallel_size is "
             f"{config.data_parallel_size}: each engine has GPUs of its own; set device='cuda', and "
             "CUDA_VISIBLE_DEVICES to choose them"
         )
+    _check_places(config)
     if config.scheduler != "custom":  # then the object was checked when it was given
         create_policy(config.scheduler)
     if config.chat_template is not None:
@@ -41,6 +39,24 @@ def check_options(config: EngineConfig) -> None:
         resolve(config.model).open()  # maps it and reads its header
     if config.swap_path is not None:
         _check_folder("swap_path", config.swap_path)
+
+
+def _check_places(config: EngineConfig) -> None:
+    """Where engines run. With Ray, it must be installed, and choose the GPUs."""
+    if config.distributed_executor_backend == "ray":
+        import_ray()
+        if config.device != devices.kind(config.device):
+            raise ConfigError(
+                f"device {config.device!r} names one GPU, and with distributed_executor_backend="
+                f"'ray' Ray chooses it: set device={devices.kind(config.device)!r}"
+            )
+        return
+    for name in ("data_parallel_address", "data_parallel_rpc_port"):
+        if value := getattr(config, name):
+            raise ConfigError(
+                f"{name} is {value!r}, and engines on this machine use no ports: leave it out, or "
+                "set distributed_executor_backend='ray'"
+            )
 
 
 def check_names(config: EngineConfig) -> None:

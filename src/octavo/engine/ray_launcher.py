@@ -1,0 +1,209 @@
+"""Engine processes on the machines of a Ray cluster: Ray places and watches them, nothing else.
+
+For each engine an actor (`engine.ray_actor`) reserves the engine's processors or GPUs on one
+machine, starts the engine process there and holds it. Commands and reports go over the engine's
+own sockets (`engine.tcp`), so a token costs what it costs without Ray. The end of the actor, or
+of its machine, is the end of the link; what then becomes of its requests is `engine.client`.
+
+An engine that is started again waits for room without end, so that a machine that joins later is
+used; one of the first start must find room within `PLACE_SECONDS`.
+"""
+
+import asyncio
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo import devices
+from octavo.config import EngineConfig
+from octavo.engine.launcher import (
+    Addresses,
+    AnySocket,
+    EngineProcess,
+    Exited,
+    Launcher,
+    how_it_ended,
+)
+from octavo.engine.messages import Launch, build
+from octavo.engine.ray_actor import EngineHolder
+from octavo.engine.ray_cluster import (
+    Machine,
+    RayCluster,
+    Resources,
+    first_line,
+    import_ray,
+    no_room,
+)
+from octavo.engine.tcp import ServerEnds
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.log import get_logger, settings_for_child
+
+logger = get_logger(__name__)
+
+PLACE_SECONDS = 60.0
+_SAY_SECONDS = 60.0  # between two lines of the log while an engine waits for room
+_KILL_SECONDS = 3.0
+_CALLS = 8  # of the actor at once: `follow` waits while `kill` is called
+_LOST = -9  # exit code of a process that nobody can ask any more
+
+
+def ray_launchers(config: EngineConfig) -> Callable[[int], Launcher]:
+    """Of each engine, by its number: on the cluster. Raises ConfigError where Ray is missing."""
+    import_ray()
+    cluster = RayCluster()
+    started: set[int] = set()
+
+    def launcher(engine: int) -> Launcher:
+        again = engine in started
+        started.add(engine)
+        return RayLauncher(config, engine, cluster, None if again else PLACE_SECONDS)
+
+    return launcher
+
+
+def wanted_resources(config: EngineConfig, machines: Sequence[Machine]) -> dict[str, float]:
+    """What one engine asks of its machine, by Ray's names.
+
+    On GPUs, one for each rank. On CPUs, as many as it has threads; if that is not set, the
+    smallest machine's share when the engines are spread over all machines.
+    """
+    ranks, kind = config.tensor_parallel_size, devices.kind(config.device)
+    has_gpus = any(machine.total.get("GPU") for machine in machines)
+    if kind == "cuda" or (kind == "auto" and has_gpus):
+        return {"CPU": float(ranks), "GPU": float(ranks)}
+    if config.threads:
+        return {"CPU": float(config.threads)}
+    sizes = [machine.total["CPU"] for machine in machines if machine.total.get("CPU")]
+    if not sizes:
+        return {"CPU": float(ranks)}
+    on_one = math.ceil(config.data_parallel_size / len(sizes))
+    return {"CPU": float(max(ranks, min(sizes) // on_one))}
+
+
+def config_there(config: EngineConfig, wanted: Resources) -> EngineConfig:
+    """The configuration of an engine on its machine: nothing there is Ray's business any more."""
+    threads = config.threads if "GPU" in wanted else int(wanted["CPU"])
+    return config.with_(
+        threads=threads,
+        distributed_executor_backend="mp",
+        data_parallel_address=None,
+        data_parallel_rpc_port=0,
+    )
+
+
+class RayLauncher:
+    """A machine that Ray chooses. seconds: how long to wait for room; None for any time."""
+
+    remote = True
+
+    def __init__(
+        self, config: EngineConfig, engine: int, cluster: RayCluster, seconds: float | None
+    ) -> None:
+        self._config, self._engine, self._cluster = config, engine, cluster
+        self._seconds = seconds
+        self._ends = ServerEnds()
+
+    async def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
+        here = await asyncio.to_thread(self._cluster.join)
+        host, port = self._config.data_parallel_address or here, self._config.data_parallel_rpc_port
+        first = port + 2 * self._engine if port else 0
+        return Addresses(*self._ends.bind(inbox, outbox, host, first))
+
+    async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
+        ray = import_ray()
+        machines = await asyncio.to_thread(self._cluster.machines)
+        wanted = wanted_resources(self._config, machines)
+        # Spread: Ray takes the next machine with room for each engine.
+        options = {
+            "num_cpus": wanted["CPU"],
+            "num_gpus": wanted.get("GPU", 0.0),
+            "scheduling_strategy": "SPREAD",
+            "max_concurrency": _CALLS,
+        }
+        holder = ray.remote(EngineHolder).options(**options).remote()
+        try:
+            machine, public, complaint = await self._hello(holder, wanted)
+            if complaint:
+                raise ConfigError(complaint)
+            self._ends.admit(public)
+            told = msgspec.json.encode(
+                msgspec.structs.replace(launch, config=config_there(launch.config, wanted))
+            )
+            pid = await _reply(holder.start.remote(told, self._ends.public, settings_for_child()))
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                ray.kill(holder)
+            if isinstance(error, ray.exceptions.RayError):
+                raise EngineDeadError(f"its actor failed: {first_line(error)}") from error
+            raise
+        logger.info("engine %d runs on %s (process %d)", self._engine, machine, pid)
+        return RayProcess(holder, machine, pid, exited)
+
+    async def _hello(self, holder: Any, wanted: Resources) -> tuple[str, str, str]:
+        """The actor's first answer, once it has room. Raises ConfigError if that takes too long."""
+        call = asyncio.ensure_future(_reply(holder.hello.remote(build())))
+        waited = 0.0
+        while True:
+            step = _SAY_SECONDS if self._seconds is None else self._seconds
+            done, _ = await asyncio.wait([call], timeout=step)
+            if done:
+                found: tuple[str, str, str] = call.result()
+                return found
+            waited += step
+            error = no_room(wanted, await asyncio.to_thread(self._cluster.machines), waited)
+            if self._seconds is not None:
+                call.cancel()
+                raise error
+            logger.warning("engine %d waits: %s", self._engine, error)
+
+    def close(self) -> None:
+        self._ends.close()
+
+
+class RayProcess:
+    """An engine process that an actor holds."""
+
+    def __init__(self, holder: Any, machine: str, pid: int, exited: Exited) -> None:
+        self._holder, self._machine, self._exited = holder, machine, exited
+        self.pid = pid  # on its machine
+        self.exit_code: int | None = None
+        self._task = asyncio.create_task(self._follow())
+
+    async def kill(self) -> None:
+        ray = import_ray()
+        if self.exit_code is None:
+            with contextlib.suppress(Exception):  # the machine may be lost
+                await asyncio.wait_for(_reply(self._holder.kill.remote()), _KILL_SECONDS)
+                await asyncio.wait_for(asyncio.shield(self._task), _KILL_SECONDS)
+        self.exit_code = _LOST if self.exit_code is None else self.exit_code
+        self._task.cancel()
+        with contextlib.suppress(Exception):
+            ray.kill(self._holder)
+
+    async def _follow(self) -> None:
+        """Pass its log on until it ends."""
+        last = ""
+        try:
+            while True:
+                lines, code = await _reply(self._holder.follow.remote())
+                for line in lines:
+                    print(line, file=sys.stderr, flush=True)
+                last = lines[-1] if lines else last
+                if code is not None:
+                    break
+        except import_ray().exceptions.RayError as error:
+            self.exit_code = _LOST
+            self._exited(f"its machine {self._machine} is lost: {first_line(error)}")
+        else:
+            self.exit_code = code
+            said = f": {last}" if code > 0 and last else ""
+            self._exited(f"{how_it_ended(code)} on {self._machine}{said}")
+
+
+async def _reply(reference: Any) -> Any:
+    """What a call of an actor returns."""
+    return await asyncio.wrap_future(reference.future())
