@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from octavo.dist.shared_memory import SharedMemoryGroup
 from tests import kit
 from tests.models import toys
 from tests.runner.test_steps import rows
@@ -15,6 +14,7 @@ from tests.runner.test_steps import rows
 from octavo.config import EngineConfig
 from octavo.dist import shared_memory
 from octavo.dist.base import SINGLE
+from octavo.dist.shared_memory import SharedMemoryGroup
 from octavo.models.loader import load_model
 from octavo.runner import steps as runner_steps
 from octavo.runner.batch import BatchBuilder
