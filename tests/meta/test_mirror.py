@@ -42,6 +42,7 @@ def test_every_test_file_names_the_file_it_tests() -> None:
 # Parts that only work through a kernel, and the kernel whose tests run them.
 RUN_BY = {
     "__main__": "kernel",
+    "all_reduce_call": "all_reduce",
     "compile": "kernel",
     "fused": "fused_call",
     "gguf_call": "gguf",

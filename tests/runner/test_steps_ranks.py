@@ -9,8 +9,9 @@ import pytest
 import torch
 from tests import kit
 from tests.models import toys
-from tests.runner.test_steps import rows
+from tests.runner.test_steps import answers, rows, steps
 
+from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.dist import shared_memory
 from octavo.dist.base import SINGLE
@@ -76,3 +77,18 @@ def test_a_captured_step_of_two_ranks_gives_the_bits_of_an_ordinary_one(tmp_path
         assert torch.equal(ordinary, other)  # all ranks have the whole sums
         distance = (ordinary.float() - whole.float()).norm() / whole.float().norm()
         assert distance < 0.2  # an int8 scale is that of the rank's part of a row
+
+
+@pytest.mark.slow
+def test_captured_ranks_of_an_engine_give_the_answers_of_ordinary_steps(tmp_path):
+    """Of two processes: tokens and log-probabilities are the same bits."""
+    folder = kit.tiny(tmp_path)
+    options = {"dtype": "bfloat16", "quantization": "int8", "num_gpu_blocks_override": 64,
+               "tensor_parallel_size": 2, "load_progress": False, "device": "cpu"}  # fmt: skip
+    with LLM(str(folder), **options) as llm:
+        assert steps(llm).startswith("captured up to")
+        assert llm.engine.explain()["tensor parallel"] == "2 ranks over shared memory"
+        captured = answers(llm)
+    with LLM(str(folder), enforce_eager=True, **options) as llm:
+        assert steps(llm) == "not captured"
+        assert answers(llm) == captured
