@@ -13,6 +13,7 @@ from tests.quant import packers
 from octavo.checkpoint.base import Checkpoint, StoredTensor, TensorFormat
 from octavo.checkpoint.safetensors import SAFETENSORS
 from octavo.errors import CheckpointError
+from octavo.models.sharding import REPLICATED, WHOLE, Cut, Shard, Span, column, row
 from octavo.models.weights import Weights
 from octavo.quant.awq import Awq
 from octavo.quant.base import INT4, NONE, Codes, StoredPart
@@ -36,20 +37,28 @@ def weights(
     tied: bool = True,
     device: str = "cpu",
     upload: Any = None,
+    cut: Cut = REPLICATED,
+    shard: Shard = WHOLE,
     **tensors: Any,
 ) -> Weights:
-    """Of an architecture with these parameters; "." in a tensor's name is "__" here."""
+    """Of an architecture with these parameters; "." in a tensor's name is "__" here.
+
+    cut: of every parameter.
+    """
     architecture: Any = SimpleNamespace(
         HEAD=HEAD,
         EMBEDDING=EMBEDDING,
         parameter_shapes=lambda spec: shapes,
+        parameter_cuts=lambda spec: dict.fromkeys(shapes, cut),
         product_weights=lambda spec: frozenset(products),
         parameter_name=lambda spec, name: name,
     )
     spec: Any = SimpleNamespace(tie_embeddings=tied, quantization=quantization)
     held = {name.replace("__", "."): stored(tensor) for name, tensor in tensors.items()}
     checkpoint = Checkpoint(Path("a"), (Path("a file"),), SAFETENSORS, held, {})
-    return Weights(spec, architecture, checkpoint, device, torch.float32, upload=upload)
+    return Weights(
+        spec, architecture, checkpoint, device, torch.float32, shard=shard, upload=upload
+    )
 
 
 def experts(parts_of: Any, **options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -196,3 +205,73 @@ def test_a_part_may_have_the_name_of_the_weight() -> None:
     with pytest.raises(CheckpointError, match=r"'b\.weight' has the type U8"):
         weights(shapes, set(shapes), Scaled(), a__weight=whole, a__weight_scale=scale,
                 b__weight=whole)  # fmt: skip
+
+
+# Outputs in two units and inputs in three, as heads are.
+OUTPUTS, INPUTS = Span(packers.N, 2, "outputs"), Span(packers.K, 3, "inputs")
+FORMATS = [
+    (Awq(4, 32), packers.awq_parts, {}),
+    (Awq(4, 0), packers.awq_parts, {"group": packers.K}),
+    (Gptq(4, 32), packers.gptq_parts, {}),
+    (Gptq(8, 32, zeros_less_one=False), packers.gptq_parts, {"bits": 8, "v2": True}),
+    (Gptq(4, 0), packers.gptq_parts, {"group": packers.K}),
+    (
+        Gptq(4, 32, any_order=True),
+        packers.gptq_parts,
+        {"order": torch.randperm(packers.K, generator=torch.Generator().manual_seed(2)) % 3},
+    ),
+]
+
+
+def held(found: torch.Tensor | Codes) -> torch.Tensor:
+    return found.values() if isinstance(found, Codes) else found
+
+
+@pytest.mark.parametrize(("quantization", "parts_of", "options"), FORMATS)
+def test_a_rank_has_its_part_of_a_quantized_weight(
+    quantization: Any, parts_of: Any, options: Any
+) -> None:
+    """Of a matrix and of a stack of them, in codes wherever the whole is in codes."""
+    single, values = parts_of(**options)
+    stack, all_values = experts(parts_of, **options)
+    tensors = {**{f"one__{name}": part for name, part in single.items()}, **stack}
+    shapes = {"one.weight": SHAPE[1:], "experts.weight": SHAPE}
+
+    def part(cut: Cut, shard: Shard, name: str) -> torch.Tensor | Codes:
+        found = weights(shapes, set(shapes), quantization, cut=cut, shard=shard, **tensors)
+        return found.matrix(INT4, name)
+
+    kind = type(part(REPLICATED, WHOLE, "one.weight"))
+    for cut, size, dim in ((column(OUTPUTS), 2, 1), (row(INPUTS), 3, 2)):
+        for rank in range(size):
+            one = part(cut, Shard(rank, size), "one.weight")
+            wanted = values.chunk(size, dim - 1)[rank]
+            assert type(one) is kind
+            torch.testing.assert_close(held(one), wanted, rtol=1e-5, atol=1e-6)
+            several = part(cut, Shard(rank, size), "experts.weight")
+            wanted = all_values.view(SHAPE).chunk(size, dim)[rank].flatten(0, 1)
+            torch.testing.assert_close(held(several), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("cut", "size", "dim"), [(column(OUTPUTS), 2, 0), (row(INPUTS), 3, 1)])
+def test_a_format_that_does_not_say_how_it_is_cut_is_read_whole(
+    cut: Cut, size: int, dim: int
+) -> None:
+    shape = SHAPE[1:]
+    whole = torch.arange(packers.N * packers.K).remainder(251).to(torch.uint8).view(shape)
+    scale = torch.rand(packers.N, 1)
+    for rank in range(size):
+        found = weights(
+            {"a.weight": shape}, {"a.weight"}, Scaled(), cut=cut, shard=Shard(rank, size),
+            a__weight=whole, a__weight_scale=scale,
+        )  # fmt: skip
+        wanted = (whole * scale).chunk(size, dim)[rank]
+        assert torch.equal(found.matrix(NONE, "a.weight"), wanted)
+
+
+def test_a_rank_has_its_part_of_a_stack_of_floats() -> None:
+    values = torch.randn(SHAPE)
+    for cut, size, dim in ((column(OUTPUTS), 2, 1), (row(INPUTS), 3, 2)):
+        found = weights({"a.weight": SHAPE}, {"a.weight"}, None, cut=cut, shard=Shard(1, size),
+                        a__weight=values)  # fmt: skip
+        assert torch.equal(found.take("a.weight"), values.chunk(size, dim)[1])
