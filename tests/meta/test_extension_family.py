@@ -13,14 +13,19 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tests import kit
 from tests.models import toys
+from tests.ranks import on_ranks
 
 from octavo import LLM, SamplingParams
+from octavo.config import EngineConfig
+from octavo.dist.base import SINGLE
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import cos_sin_table
+from octavo.models.loader import load_model
 from octavo.models.registry import FAMILIES, Family
+from octavo.models.sharding import REPLICATED, Span, column, local_attention, row
 from octavo.models.spec import ModelSpec
 
 HIDDEN, INNER, HEADS, HEAD_DIM, LAYERS = 48, 80, 4, 12, 3
@@ -41,6 +46,16 @@ class ParallelDecoder:
         }  # fmt: skip
         blocks = {f"h.{n}.{name}": s for n in range(spec.num_layers) for name, s in inner.items()}
         return {**outer, **blocks, "last.weight": (HIDDEN,), "last.bias": (HIDDEN,)}
+
+    @classmethod
+    def parameter_cuts(cls, spec):
+        heads, inner = Span(HIDDEN, HEADS, "num_attention_heads"), Span(INNER, INNER, "inner")
+        divided = {
+            "qkv.weight": column(heads, heads, heads), "dense.weight": row(heads),
+            "up.weight": column(inner), "up.bias": column(inner), "down.weight": row(inner),
+        }  # fmt: skip
+        blocks = {f"h.{n}.{name}": c for n in range(spec.num_layers) for name, c in divided.items()}
+        return {**dict.fromkeys(cls.parameter_shapes(spec), REPLICATED), **blocks}
 
     @classmethod
     def product_weights(cls, spec):
@@ -64,11 +79,12 @@ class ParallelDecoder:
         return {}
 
     def __init__(
-        self, spec, parameters, *, ops, products, backend, window, head_rows, quantization
-    ):
-        self.spec, self.backend = spec, backend
+        self, spec, parameters, *, ops, products, backend, window, head_rows, quantization,
+        group=SINGLE,
+    ):  # fmt: skip
+        self.spec, self.backend, self._group = spec, backend, group
         self._scale, self._ops, self._products = spec.extra["parallel_scale"], ops, products
-        self.attention_specs = self.describe_attention(spec)
+        self.attention_specs = local_attention(self.describe_attention(spec), group.size)
         self.embed = Embedding(parameters.take(self.EMBEDDING)).forward
         rope = spec.layers[0].rope
         self._table = cos_sin_table(rope, HEAD_DIM, window)
@@ -102,7 +118,9 @@ class ParallelDecoder:
             norm, attention, up, down = block
             normed, _ = norm.forward(x, None)
             mlp = down(F.relu(up(normed)))
-            x = x + self._scale * (attention.forward(normed, meta, cache) + mlp)
+            # One sum for both: they are side by side.
+            both = self._group.all_reduce(attention.forward(normed, meta, cache) + mlp)
+            x = x + self._scale * both
         return self._last.forward(x, None)[0]
 
     def logits(self, hidden):
@@ -189,6 +207,24 @@ def test_it_answers(model):
         for _ in range(10):
             ids.append(int(plain(tensors, ids)[-1].argmax()))
         assert list(answer.outputs[0].token_ids) == ids[len(prompt) :]
+
+
+def test_it_is_divided_among_ranks(model):
+    """`parameter_cuts` and one argument are all that tensor parallelism asks for."""
+    folder, tensors = model
+    ids = toys.prompt(40)
+
+    def logits(group):
+        config = EngineConfig(model=str(folder), load_progress=False)
+        loaded = load_model(config, kit.cpu_device(), torch.float32, group)
+        assert loaded.attention_specs[0].num_heads == HEADS // group.size
+        return toys.Paged(loaded).step([("a", ids)])[0]
+
+    for size in (2, 4):
+        for found in on_ranks(size, logits):
+            torch.testing.assert_close(found, plain(tensors, ids), rtol=0, atol=2e-4)
+    with pytest.raises(ConfigError, match=r"size=3 does not divide .*=4 of .*; possible: 1, 2, 4"):
+        on_ranks(3, logits)
 
 
 def test_the_loader_is_as_strict_as_with_any_other(model):

@@ -184,7 +184,8 @@ def test_integers_are_as_exact_on_two_ranks(quantization: str, tmp_path: Path) -
         plain = tmp_path / "plain"
     elif quantization == "Q4_1":
         _, folder = toys.blocks_of(quantization, tmp_path / "m.gguf")
-        plain, options = folder, {"quantization": "int4"}
+        plain = folder
+        options = {"quantization": "int4", "quantization_override": "lm_head=int4"}
     else:
         plain = folder = kit.tiny(tmp_path, **DIVISIBLE)
         options = {"quantization": quantization}
