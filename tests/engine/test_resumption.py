@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import fake_engine
+from engine_threads import Place
 from octavo.config import EngineConfig
 from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Continuation, Submission
@@ -23,6 +24,7 @@ from octavo.engine import resumption as module
 from octavo.engine.admission import admit
 from octavo.engine.client import EngineClient, Observer
 from octavo.engine.engine import Engine
+from octavo.engine.journal import Journal
 from octavo.engine.messages import Add
 from octavo.engine.output import OutputProcessor
 from octavo.errors import EngineDeadError, EngineError
@@ -32,6 +34,7 @@ from serving import PYTHONPATH, write_model
 
 DELTA, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 SEED = 7
+EXECUTOR = "fake_engine:create_hashed"
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +174,28 @@ async def until(condition, seconds=30):
         await asyncio.sleep(0.002)
 
 
-def run(folder, body, restart=False, executor="fake_engine:create_hashed", **options):
+class Thread(Place):
+    """An engine in a thread, over the executor that the processes have too."""
+
+    def _engine(self):
+        config = self.launch.config.with_(max_waiting=1000)
+        runner = fake_engine.create_hashed(config)
+        runner.before_step = self._wait
+        return Engine(config, runner, create_policy(config.scheduler))
+
+    def _wait(self, plan):
+        time.sleep(0.002)  # no faster than its client reads
+        self.steps.wait()
+        if self.exit_code is not None:
+            raise SystemExit
+
+
+def run(folder, body, restart=False, threads=False, **options):
+    """`body` with a client over engines in processes, or in threads, which start at once."""
+
     async def main():
-        client = EngineClient(config_of(folder, **options), executor, restart=restart)
+        launchers = (lambda index: Thread()) if threads else None
+        client = EngineClient(config_of(folder, **options), EXECUTOR, launchers, restart)
         client.observer = Watch()
         await client.start(lambda: load_tokenizer(folder))
         try:
@@ -190,7 +212,11 @@ def run(folder, body, restart=False, executor="fake_engine:create_hashed", **opt
 
 
 def kill(client, index, how=signal.SIGKILL):
-    os.kill(client.links[index].process.pid, how)
+    place = client.links[index].launcher
+    if isinstance(place, Thread):
+        place.die()
+    else:
+        os.kill(client.links[index].process.pid, how)
 
 
 def suspects(client):
@@ -248,7 +274,7 @@ def test_requests_wait_while_the_only_engine_is_started_again(folder, caplog):
         assert callers.errors == {}
 
     run(folder, body, restart=True)
-    assert sum("wait until it has been started again" in m for m in caplog.messages) == 2
+    assert sum("wait for an engine" in m for m in caplog.messages) == 2
 
 
 LONG = SamplingParams(max_tokens=150, ignore_eos=True, output_kind=DELTA, temperature=1)
@@ -283,9 +309,35 @@ def test_a_request_that_kills_engines_fails_alone_after_the_second(folder):
     run(folder, body, restart=True)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_whole_whatever_dies_when(folder, seed):
+    """Three engines die at random, and their requests go from one to the next."""
+    asked = requests(60, seed, longest=40)
+    expected = undisturbed(folder, asked)
+    rng = random.Random(seed)
+
+    async def body(client):
+        callers = Callers(client)
+        callers.submit(asked)
+        for number in range(1, 5):  # a request with five deaths is given up
+            await callers.until(number * 100)
+            await until(lambda: client._pool.serving and not suspects(client))
+            kill(client, rng.choice(client._pool.serving).index)
+            await until(lambda deaths=number: len(client.observer.deaths) == deaths)
+        assert await callers.all() == expected
+        assert callers.errors == {}
+
+    run(folder, body, restart=True, threads=True, data_parallel_size=3)
+
+
 def test_the_requests_of_an_engine_that_does_not_answer_go_on_elsewhere(folder, monkeypatch):
-    monkeypatch.setattr(link_module, "FREEZE_SECONDS", 2.0)
+    """And back there, once it answers: what it then says of its first time is ignored."""
+    silent = set()
+    monkeypatch.setattr(
+        link_module.EngineLink,
+        "unhealthy_reason",
+        property(lambda link: "silent" if link.index in silent else link.reason),
+    )
     asked = long("one", "two", "three", "four")
     expected = undisturbed(folder, asked)
 
@@ -293,19 +345,22 @@ def test_the_requests_of_an_engine_that_does_not_answer_go_on_elsewhere(folder, 
         callers = Callers(client)
         callers.submit(asked)
         await callers.until(40)
-        kill(client, 1, signal.SIGSTOP)
-        await until(lambda: client.observer.resumed_on == [0, 0])
-        kill(client, 1, signal.SIGCONT)
+        frozen = client.links[1]
+        frozen.launcher.steps.clear()
+        silent.add(1)
+        client.link_silent(frozen, "silent")  # as its watch says it
+        await until(lambda: client.observer.resumed_on == [0, 0] and not suspects(client))
+        assert client.in_flight == 4
+        kill(client, 0)
+        await until(lambda: client.observer.deaths)
+        silent.clear()
+        monkeypatch.setattr(Journal, "has_room", lambda *given: True)  # all before it speaks
+        client._resumption.go_on()
+        assert client.observer.resumed_on == [0, 0, 1, 1, 1, 1]
+        frozen.launcher.steps.set()
         assert await callers.all() == expected
-        assert client.observer.deaths == []
-        assert len(await once_more(client)) == 150
 
-    async def once_more(client):
-        callers = Callers(client)
-        callers.submit(long("once more"))
-        return (await callers.all())[0].tokens[0]
-
-    run(folder, body, data_parallel_size=2)
+    run(folder, body, threads=True, data_parallel_size=2)
 
 
 def test_a_request_that_no_engine_has_accepted_yet_is_not_lost(folder, monkeypatch):
@@ -320,17 +375,27 @@ def test_a_request_that_no_engine_has_accepted_yet_is_not_lost(folder, monkeypat
     monkeypatch.setattr(link_module.EngineLink, "send", note)
 
     async def body(client):
-        kill(client, 0, signal.SIGSTOP)
         callers = Callers(client)
-        more = {"priority": 3, "deadline": time.monotonic() + 900, "cache_salt": "mine"}
-        asked = [msgspec.structs.replace(one, **more) for one in long("one", "two", "three", "ten")]
-        sampled = asked[0].params.with_(seed=None)
-        asked = [msgspec.structs.replace(one, params=sampled) for one in asked]
+        deadline = time.monotonic() + 900
+        asked = [
+            msgspec.structs.replace(
+                one, params=one.params.with_(seed=None), priority=3, deadline=deadline,
+                cache_salt="mine",
+            )
+            for one in long("one", "two", "three", "four")
+        ]  # fmt: skip
+        for link in client.links:
+            link.launcher.steps.clear()
         began = time.monotonic()
-        callers.submit(asked)
+        callers.submit(asked[:2])
+        await until(lambda: sum(load.waiting for load in client._loads) == 2)
+        await until(lambda: all(place.engine.stats.running for place in places(client)))
+        callers.submit(asked[2:])
         await until(lambda: client.in_flight == 4)
         ended = time.monotonic()
+        assert sum(request.queued for request in client._requests.values()) == 2
         kill(client, 0)
+        client.links[1].launcher.steps.set()
         assert await callers.all() == undisturbed(folder, asked)
         assert client.observer.resumed_on == [1, 1]
         first = {one.request_id: one for index, one in sent[:4] if index == 0}
@@ -342,7 +407,11 @@ def test_a_request_that_no_engine_has_accepted_yet_is_not_lost(folder, monkeypat
             assert same == first.pop(one.request_id)
             assert one.seed is not None
 
-    run(folder, body, data_parallel_size=2, scheduler="priority")
+    run(folder, body, threads=True, data_parallel_size=2, scheduler="priority")
+
+
+def places(client):
+    return [link.launcher for link in client.links]
 
 
 def test_what_ends_while_it_waits_leaves_nothing(folder, monkeypatch):
@@ -367,7 +436,7 @@ def test_what_ends_while_it_waits_leaves_nothing(folder, monkeypatch):
                 async for _ in batch:
                     pass
 
-    run(folder, body, restart=True, scheduler="priority")
+    run(folder, body, restart=True, threads=True, scheduler="priority")
 
 
 def test_a_shutdown_ends_what_waits(folder, monkeypatch):
@@ -385,4 +454,4 @@ def test_a_shutdown_ends_what_waits(folder, monkeypatch):
         assert isinstance(error, EngineDeadError)
         await closing
 
-    run(folder, body, restart=True)
+    run(folder, body, restart=True, threads=True)

@@ -483,7 +483,7 @@ class EngineClient:
             return ""
         names = " and ".join(link.name for link in self._pool.serving)
         verb = ("continue" if names else "wait") + ("s" if count == 1 else "")
-        where = f"on {names}" if names else "until it has been started again"
+        where = f"on {names}" if names else "for an engine"
         return f": {counted(count, 'request')} {verb} {where}"
 
     def _continue(self, request_id: str, links: Sequence[EngineLink]) -> EngineLink | None:

@@ -96,7 +96,9 @@ class ServerConfig:
         STATS_SECONDS, "seconds between lines with rates in the log, while requests are served"
     )
     disable_log_stats: bool = _option(False, "leave out the lines with rates")
-    restart_engine: bool = _option(False, "restart the engine when it dies")
+    restart_engine: bool = _option(
+        False, "start an engine that has died again; its requests continue"
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
