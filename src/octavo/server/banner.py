@@ -2,6 +2,7 @@
 
 import shlex
 
+from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.server.options import ServerConfig
 from octavo.server.service import Service
@@ -23,8 +24,8 @@ def banner(service: Service, address: str) -> list[str]:
         f"KV {limits.kv_cache_dtype}",
         f"memory: {_memory(limits)}; KV cache of {limits.kv_tokens} tokens, "
         f"{limits.kv_tokens // limits.max_model_len} full-length requests",
-        f"limits: {limits.max_model_len} tokens a request, {config.max_num_seqs} at once, "
-        f"{config.max_num_batched_tokens} tokens a step, {config.waiting_limit} waiting",
+        f"limits{_each(config)}: {limits.max_model_len} tokens a request, {config.max_num_seqs} at "
+        f"once, {config.max_num_batched_tokens} tokens a step, {config.waiting_limit} waiting",
         f"sampling defaults from the model: {defaults or 'none'}",
         f"listening on {address} ({key}); try",
         curl_command(options, address),
@@ -48,6 +49,12 @@ def curl_command(options: ServerConfig, address: str) -> str:
         words.append('-H "Authorization: Bearer $OCTAVO_API_KEY"')
     words.append('-d \'{"prompt": "Once upon a time", "max_tokens": 32}\'')
     return " ".join(words)
+
+
+def _each(config: EngineConfig) -> str:
+    """Where there are several engines, that limits are those of one."""
+    count = config.data_parallel_size
+    return f" of each of {count} engines" if count > 1 else ""
 
 
 def _memory(limits: RunnerLimits) -> str:
