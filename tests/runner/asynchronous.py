@@ -8,13 +8,18 @@ faults fail, which on a GPU would now and then give a wrong token:
 - a wait for the results of a step before the next one was launched (`watch`).
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from tests.engine.test_engine_overlap import Workload
 from tests.runner.accelerator import FakeAccelerator
 
+from octavo.config import EngineConfig
+from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
 from octavo.kernels.gpu import sampling_call
 from octavo.kernels.gpu.staging import HostCopies, Staging
@@ -124,7 +129,32 @@ class Asynchronous(FakeAccelerator):
         self.taken += 1
 
 
-def watch(engine: Engine, runner: ModelRunner) -> None:
+def engine_of(runner: ModelRunner, workload: Workload, **options: Any) -> Engine:
+    """An engine over a runner that has more memory than the workload wants."""
+    options = workload.options | {"block_size": 8} | options
+    blocks, host = options.pop("blocks"), options.pop("host")
+    limits = dataclasses.replace(
+        runner.limits, num_blocks=blocks, num_host_blocks=host, max_model_len=workload.window,
+        eos_token_ids=(2,),
+    )  # fmt: skip
+    config = EngineConfig(**options)
+    return Engine(config, View(runner, limits), create_policy(config.scheduler))
+
+
+class View:
+    """A runner with limits of its own."""
+
+    def __init__(self, runner, limits):
+        self._runner, self.limits = runner, limits
+        self.runs_ahead = runner.runs_ahead
+        self.execute, self.submit = runner.execute, runner.submit
+        self.explain = runner.explain
+
+    def close(self):
+        pass
+
+
+def watch(engine: Engine, runner: ModelRunner, copies: LateCopies) -> None:
     """From now on fail where the host waits for a result while it could launch the next step."""
     submit, launch, state = ModelRunner.submit, ModelRunner._launch, []
 
@@ -148,4 +178,4 @@ def watch(engine: Engine, runner: ModelRunner) -> None:
         assert ahead, "a result is awaited before the next step is planned"
 
     engine.executor.submit = watched_submit
-    runner._launch, runner.device.copies.waiting = watched_launch, waiting
+    runner._launch, copies.waiting = watched_launch, waiting

@@ -3,21 +3,17 @@
 The device is played by the CPU, see `tests.runner.asynchronous`.
 """
 
-import dataclasses
-
 import pytest
 import torch
 from msgspec import to_builtins
 from msgspec.structs import replace
 from tests import kit
 from tests.engine.test_engine_overlap import Workload
-from tests.runner.asynchronous import Asynchronous, LateEvent, watch
+from tests.runner.asynchronous import Asynchronous, LateEvent, engine_of, watch
 
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.core.plan import NOT_DRAWN, PlanRow, SampleSpec, StepPlan
-from octavo.core.policy_registry import create_policy
-from octavo.engine.engine import Engine
 from octavo.errors import EngineDeadError
 from octavo.params import SamplingParams
 from octavo.runner.device import DrawsAhead, create_device
@@ -49,32 +45,6 @@ def runners(folder):
     return make(folder, "cpu"), make(folder, "asynchronous")
 
 
-def engine_of(runner, workload, **options):
-    """An engine over a runner that has more memory than the workload wants."""
-    options = workload.options | {"block_size": 8} | options
-    blocks, host = options.pop("blocks"), options.pop("host")
-    limits = dataclasses.replace(
-        runner.limits, num_blocks=blocks, num_host_blocks=host, max_model_len=workload.window,
-        eos_token_ids=(2,),
-    )  # fmt: skip
-    runner = View(runner, limits)
-    config = EngineConfig(**options)
-    return Engine(config, runner, create_policy(config.scheduler))
-
-
-class View:
-    """A runner with limits of its own."""
-
-    def __init__(self, runner, limits):
-        self._runner, self.limits = runner, limits
-        self.runs_ahead = runner.runs_ahead
-        self.execute, self.submit = runner.execute, runner.submit
-        self.explain = runner.explain
-
-    def close(self):
-        pass
-
-
 def test_the_device_draws_ahead():
     assert isinstance(create_device(EngineConfig(device="asynchronous")), DrawsAhead)
 
@@ -95,7 +65,7 @@ def check(runners, seeds):
         workload = Workload(seed)
         expected = workload.run(engine_of(cpu, workload))
         engine = engine_of(device, workload)
-        watch(engine, device)
+        watch(engine, device, device.device.copies)
         assert workload.run(engine) == expected, seed
     assert device.device.taken > 10 * len(seeds)
 
@@ -123,7 +93,7 @@ def test_faults_of_the_host_are_seen(runners, monkeypatch, fault, says):
     _, device = runners
     workload = Workload(1)
     engine = engine_of(device, workload)
-    watch(engine, device)
+    watch(engine, device, device.device.copies)
     fault(monkeypatch)
     with pytest.raises((EngineDeadError, AssertionError), match=says):
         workload.run(engine)

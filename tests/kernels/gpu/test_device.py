@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runner.asynchronous import LateCopies
+from tests.engine.test_engine_overlap import Workload
+from tests.runner.asynchronous import LateCopies, engine_of, watch
 
 import kit
 from models import toys
@@ -130,6 +131,25 @@ def test_each_family_gives_the_cpus_tokens(family: str, tmp_path: Path) -> None:
         assert answers[0] == answers[1]
         found.append(answers[0])
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_random_workload_has_the_cpus_answers(folder: Path, copies: LateCopies) -> None:
+    """Stopped and aborted requests, choices, penalties, log-probabilities, swapped blocks; and no
+    result is awaited while the next step could be launched."""
+    options: dict[str, Any] = {"max_model_len": 96, "block_size": 8, "swap_space": 0.002,
+                               "num_gpu_blocks_override": 60}  # fmt: skip
+    workload = Workload(4)
+    found = []
+    for name, sizes in (("cpu", ""), ("interpret", "2,8")):
+        runner = make(folder, name, **options, cuda_graph_sizes=sizes).engine.executor
+        engine = engine_of(runner, workload)
+        if name == "interpret":
+            watch(engine, runner, copies)
+        found.append(workload.run(engine))
+    assert found[0] == found[1]
+    assert copies.most > 1
 
 
 def test_inputs_are_copies() -> None:

@@ -285,3 +285,18 @@ def test_nothing_waits_for_the_device_before_tokens_are_read() -> None:
         return sampling_call.submit(to_device, copies, made)
 
     assert ReplayedPython(run).replay(2)[0].tolist() == [5, OK]
+
+
+@pytest.mark.parametrize("count", [1, 5, 1024, 1500])
+def test_tokens_of_the_step_before_replace_their_numbers(count: int) -> None:
+    """A draw that failed gives token 0: every id must have an embedding."""
+    chance = np.random.default_rng(count)
+    drawn = torch.from_numpy(chance.integers(-1, 100, (7, 2)))
+    drawn[3, 0] = -1
+    ids = chance.integers(-7, 50, count)
+    ids[0] = -1 - 3
+    guarded = torch.full((count + 8,), -1)  # what is behind is not replaced
+    guarded[:count] = torch.from_numpy(ids)
+    sampling_call.take_drawn(guarded[:count], drawn)
+    expected = [max(0, int(drawn[-1 - i, 0])) if i < 0 else i for i in ids.tolist()]
+    assert guarded.tolist() == [*expected, *[-1] * 8]

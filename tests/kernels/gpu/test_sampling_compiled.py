@@ -3,7 +3,14 @@
 import pytest
 
 from octavo.kernels.gpu import sampling
-from octavo.kernels.gpu.sampling_call import PART, ROW_TILE, SURVEY_TILE, WARPS, constants
+from octavo.kernels.gpu.sampling_call import (
+    PART,
+    ROW_TILE,
+    SURVEY_TILE,
+    TAKE_TILE,
+    WARPS,
+    constants,
+)  # fmt: skip
 from ptx import SHARED_MEMORY, Compiled, compile_for
 
 # A vocabulary of Llama 3.
@@ -51,3 +58,12 @@ def test_races_in_parts(capability: int) -> None:
     _check(
         compile_for(capability, sampling.spread, {**PARTIAL, **COMMON}, values, WARPS), capability
     )
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_tokens_of_the_step_before(capability: int) -> None:
+    types = {"ids": "*i64", "drawn": "*i64", "count": "i32"}
+    built = compile_for(
+        capability, sampling.take_drawn, types, {"TILE": TAKE_TILE}, unaligned=("count",)
+    )
+    assert built.spilled == 0
