@@ -155,9 +155,10 @@ def test_operations_are_counted_alike_on_all_ranks():
     assert first == sorted(set(first))
 
 
-def test_a_replay_sums_what_is_there_now(monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_replay_sums_what_is_there_now(threads, monkeypatch):
     """For any number of rows; the marks go on where eager operations have left them."""
-    monkeypatch.setattr(openmp, "threads", lambda: 1)
+    monkeypatch.setattr(openmp, "threads", lambda: threads)
 
     def work(exchange):
         given = torch.zeros(100, 576, dtype=HALF)

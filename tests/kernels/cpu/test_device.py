@@ -10,7 +10,8 @@ from tests import kit
 
 from octavo.config import EngineConfig
 from octavo.kernels import reference
-from octavo.kernels.cpu import huge_pages, memory
+from octavo.kernels.cpu import abi, huge_pages, memory
+from octavo.kernels.cpu.kernel import Kernel, kernel
 from octavo.runner.device import cpu
 
 
@@ -80,3 +81,11 @@ print(huge_pages.prepare_heap.cache_info().currsize)
 
 def test_memory_is_the_machine_s():
     assert kit.cpu_device().memory().total <= memory.installed_bytes()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sums_over_ranks_are_compiled_ahead_where_there_are_ranks(ranks, monkeypatch):
+    wanted = []
+    monkeypatch.setattr(Kernel, "compile_ahead", lambda first, others: wanted.extend(others))
+    cpu(EngineConfig(dtype="float32", tensor_parallel_size=ranks)).start()
+    assert (kernel(abi.ALL_REDUCE, "float32") in wanted) == (ranks > 1)

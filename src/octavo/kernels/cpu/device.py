@@ -21,7 +21,7 @@ from octavo.kernels.cpu import (
     sampling_call,
     target,
 )
-from octavo.kernels.cpu.kernel import Kernel, kernel
+from octavo.kernels.cpu.kernel import FLOAT_NAMES, Kernel, kernel
 from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
 from octavo.kernels.cpu.quantize import INT4, INT8
@@ -52,6 +52,7 @@ class CpuDevice:
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages = config.huge_pages
         self._dtype, self._kv_dtype = config.dtype, config.kv_cache_dtype
+        self._ranks = config.tensor_parallel_size
         openmp.check_fork()
         openmp.set_threads(config.threads)
 
@@ -64,7 +65,10 @@ class CpuDevice:
         dtype = _TYPES.get(self._dtype, self.default_dtype())
         attention = fused_call.attention_kind(dtype, _TYPES.get(self._kv_dtype, dtype))
         last = [*sampling_call.kernels(), graph.program()]
-        Kernel.compile_ahead([kernel(abi.ATTENTION, attention), *last], fused_call.usual(dtype))
+        usual = fused_call.usual(dtype)
+        if self._ranks > 1:
+            usual.append(kernel(abi.ALL_REDUCE, FLOAT_NAMES[dtype]))
+        Kernel.compile_ahead([kernel(abi.ATTENTION, attention), *last], usual)
 
     def warm_up(self) -> None:
         """Load the sampling kernels; all others have served the step that measured memory."""
