@@ -4,6 +4,7 @@ import pytest
 
 from octavo.engine.journal import (
     CLEARING_TOKENS,
+    HEALTHY_TOKENS,
     MOST_DEATHS,
     SUSPECT_SECONDS,
     Journal,
@@ -36,6 +37,19 @@ def test_tokens_clear_a_suspect_and_deaths_far_apart_are_survived(journal: Journ
     why = journal.interrupt("a")
     assert why is not None
     assert str(MOST_DEATHS) in why
+
+
+def test_a_request_that_has_run_well_starts_anew(journal: Journal) -> None:
+    for death in range(3 * MOST_DEATHS):
+        assert journal.interrupt("a") is None, death
+        journal.sent("a", death % 2, 0.0)
+        assert journal.gained("a", HEALTHY_TOKENS // 2)
+        journal.gained("a", HEALTHY_TOKENS // 2)
+        assert len(journal) == 0
+    journal.interrupt("a")
+    journal.sent("a", 0, 0.0)
+    assert journal.gained("a", HEALTHY_TOKENS), "cleared and well at once"
+    assert journal.has_room(0, 0.0)
 
 
 def test_waiting_through_a_death_is_not_held_against_a_request(journal: Journal) -> None:

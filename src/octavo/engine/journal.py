@@ -8,8 +8,9 @@ too. So every request that it had is a suspect, and an engine is given one suspe
 if it dies as well, it is known which one is to blame. A request is cleared by `CLEARING_TOKENS`
 tokens: the first is drawn from its recomputed context, the second in an ordinary decoding step. A
 suspect whose engine dies again is not given to a third one, and no request goes on after
-`MOST_DEATHS` deaths. A suspect that is not cleared within `SUSPECT_SECONDS`, since it waits for
-memory or has a long context, holds up the others no longer.
+`MOST_DEATHS` deaths with fewer than `HEALTHY_TOKENS` tokens after each. A suspect that is not
+cleared within `SUSPECT_SECONDS`, since it waits for memory or has a long context, holds up the
+others no longer.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from dataclasses import dataclass
 CLEARING_TOKENS = 2
 SUSPECT_SECONDS = 1.0
 MOST_DEATHS = 5
+HEALTHY_TOKENS = 100
 _IN_A_ROW = 2  # deaths, without a cleared suspicion between them
 
 
 @dataclass(slots=True)
 class _Record:
-    """deaths: of engines that had the request; in_a_row: since it was last cleared. engine: where
-    it is since `sent`, None while it waits. gained: tokens, there."""
+    """deaths: of engines that had the request; in_a_row: of them, since it was last cleared.
+    engine: which has it as a suspect since `sent`. gained: tokens, since then."""
 
     deaths: int = 0
     in_a_row: int = 0
@@ -33,7 +35,7 @@ class _Record:
 
 
 class Journal:
-    """What is known of each interrupted request, until it ends."""
+    """What is known of each interrupted request, until it ends or has run well again."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -83,6 +85,8 @@ class Journal:
         if record is None:
             return False
         record.gained += tokens
+        if record.gained >= HEALTHY_TOKENS:
+            del self._records[request_id]
         if not record.in_a_row or record.gained < CLEARING_TOKENS:
             return False
         record.in_a_row = 0
