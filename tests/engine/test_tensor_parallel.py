@@ -4,6 +4,7 @@ A worker imports torch, which takes seconds: what needs many of them is slow.
 """
 
 import gc
+import json
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from octavo.core.policy_registry import policy_names
 from octavo.engine.client import EXECUTOR
 from octavo.engine.executor import create_executor
 from octavo.engine.tensor_parallel import TensorParallelExecutor
-from octavo.engine.workers import Limits
+from octavo.engine.workers import Limits, Workers
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.text.tokenizer import load_tokenizer
 
@@ -182,6 +183,21 @@ def test_what_cannot_be_is_refused_before_a_process_is_started(
         )
 
 
+def test_ctrl_c_while_ranks_start_leaves_no_process(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        assert len(children_of(os.getpid())) > len(before)
+        raise KeyboardInterrupt
+
+    before = children_of(os.getpid())
+    monkeypatch.setattr(Workers, "meet", interrupt)
+    config = EngineConfig(model=str(tiny_folder), tensor_parallel_size=2, **options())
+    with pytest.raises(KeyboardInterrupt):
+        create_executor(config)
+    assert children_of(os.getpid()) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_any_number_of_ranks_gives_the_tokens_of_one(
@@ -216,6 +232,26 @@ def test_a_server_whose_rank_is_killed_while_idle_says_so(tiny_folder: Path) -> 
         reason = f"rank 1 (process {worker}) was killed by SIGKILL"
         assert server.service.client.reason == reason
         assert is_gone(worker)
+
+
+@pytest.mark.slow
+def test_a_request_goes_on_when_a_rank_of_its_engine_is_killed(tiny_folder: Path) -> None:
+    """Two engines of two ranks each: four processes with a part of the model."""
+    engine = {**options(), "tensor_parallel_size": 2, "data_parallel_size": 2}
+    asked = {"max_tokens": 100, "temperature": 1, "seed": 7, "ignore_eos": True}
+    with serving.Server(tiny_folder, {}, EXECUTOR, **engine) as server:
+        whole = server.complete("abc", **asked)["choices"][0]["text"]
+        processes = [link.process.pid for link in server.service.client.links]
+        workers = [children_of(process) for process in processes]
+        assert [len(found) for found in workers] == [1, 1]
+        body = {"prompt": "abc", "stream": True, **asked}
+        with server.http.stream("POST", "/v1/completions", json=body) as reply:
+            lines = (line[6:] for line in reply.iter_lines() if line.startswith("data: {"))
+            text = json.loads(next(lines))["choices"][0]["text"]
+            (request,) = server.service.client._requests.values()
+            os.kill(workers[request.link.index][0], signal.SIGKILL)
+            text += "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+        assert text == whole
 
 
 @pytest.mark.slow

@@ -209,6 +209,13 @@ def test_a_wait_for_ranks_that_do_not_come_ends_with_their_reason(team: Team) ->
         never.set()
 
 
+def test_a_report_that_cannot_be_read_ends_all(team: Team) -> None:
+    team.processes[1]._reports.send(b"\xff")
+    error = team.failure()
+    assert isinstance(error, EngineDeadError)
+    assert error.reason.startswith("its ranks can no longer be watched: ")
+
+
 def test_plans_reach_all_workers_and_the_last_frame_stops_them(team: Team) -> None:
     for rank, process in team.processes.items():
         process.send(Started(rank), Loaded(rank))

@@ -10,7 +10,6 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,9 +25,6 @@ from octavo.engine.workers import Limits, Workers
 from octavo.errors import ConfigError
 from octavo.log import get_logger
 from octavo.runner.ranks import Ranks
-
-if TYPE_CHECKING:
-    pass
 
 logger = get_logger(__name__)
 

@@ -36,7 +36,7 @@ from octavo.engine.worker_messages import (
     WorkerReport,
 )
 from octavo.engine.worker_plans import PlanWriter
-from octavo.errors import EngineDeadError, OctavoError, PeerLostError
+from octavo.errors import EngineDeadError, OctavoError, PeerLostError, brief
 from octavo.log import get_logger
 from octavo.processes import Owner
 
@@ -226,6 +226,13 @@ class Workers:
     # The thread.
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closed()
+        except Exception as error:
+            logger.exception("the ranks can no longer be watched")
+            self._fail(EngineDeadError(f"its ranks can no longer be watched: {brief(error)}"))
+
+    def _watch_until_closed(self) -> None:
         decoder: msgspec.msgpack.Decoder[WorkerReport] = msgspec.msgpack.Decoder(WorkerReport)
         stalled = _Stall()
         while not self._closing.is_set() and self._failure is None:
