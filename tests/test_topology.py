@@ -91,6 +91,13 @@ def test_a_core_is_not_shared_while_there_are_enough(tmp_path):
     assert divide(nodes, 16)[:3] == ((0,), (8,), (1,))  # then a thread each
 
 
+def test_cores_of_a_share_are_counted_once(tmp_path):
+    folder = machine(tmp_path, [4, 4], threads=2)
+    assert topology.count_cores((0, 1, 8, 9), folder) == 2
+    assert topology.count_cores((0, 9), folder) == 2
+    assert topology.count_cores((), folder) == 0
+
+
 @pytest.mark.parametrize(
     ("quota", "expected"),
     [

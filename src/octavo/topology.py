@@ -31,6 +31,12 @@ def shares(count: int) -> tuple[Processors, ...]:
     return divide(nodes, count, cgroup.processor_quota())
 
 
+def count_cores(processors: Iterable[int], system: Path = _SYSTEM) -> int:
+    """How many cores a share has: its compute threads, since a second thread of a core gains a
+    product nothing."""
+    return sum(map(len, read_nodes(processors, system)))
+
+
 def divide(nodes: Sequence[Node], count: int, quota: float | None = None) -> tuple[Processors, ...]:
     """`count` shares of the cores of `nodes`.
 

@@ -33,6 +33,7 @@ def test_ranks_divide_the_threads_that_one_alone_would_have(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     shares = tuple(tuple(range(3 * rank, 3 * rank + 3)) for rank in range(size))
     monkeypatch.setattr("octavo.topology.shares", lambda count: shares[:count])
+    monkeypatch.setattr("octavo.topology.count_cores", len)
     workers = LocalWorkers(config(threads=threads, tensor_parallel_size=size))
     for rank in range(size):
         place = workers.place(rank)

@@ -140,7 +140,7 @@ class LocalWorkers:
         """Of a rank on a CPU: its part of the threads that one rank alone would have."""
         given = self._config.threads or threads_from_environment()
         if given is None or not str(given).isdecimal():  # OpenMP takes a list, too
-            return len(processors) or None
+            return topology.count_cores(processors) or None
         return max(1, int(given) // self._size)
 
 
