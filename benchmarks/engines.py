@@ -70,6 +70,7 @@ def _llama(stored: str, slots: int = 32, amx: bool = True) -> EngineSpec:
 ENGINES: dict[str, EngineSpec] = {
     "octavo": EngineSpec("octavo_llm", _OWN),
     "octavo-http": EngineSpec("octavo_http", _OWN),
+    "octavo-http-ahead": EngineSpec("octavo_http", {**_OWN, "async_scheduling": True}),
     "octavo-stretch4": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=4"}),
     "octavo-unbounded": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=none"}),
     "octavo-fp32": EngineSpec("octavo_llm", {**_OWN, "dtype": "float32"}),

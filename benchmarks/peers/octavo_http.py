@@ -20,7 +20,9 @@ class OctavoServer:
         flags: list[str] = []
         for name, value in options.items():
             flag = flag_name(name)
-            flags += [flag.replace("--", "--no-", 1)] if value is False else [flag, str(value)]
+            if value is False:
+                flag = flag.replace("--", "--no-", 1)
+            flags += [flag] if isinstance(value, bool) else [flag, str(value)]
         self._server = ServeProcess(model, *flags)
         self._server.wait_ready()
         self._runs = 0
