@@ -55,6 +55,30 @@ def test_throughput(asked: dict, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "enable_prefix_caching" not in asked
 
 
+def test_throughput_of_several_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Over processes; no more at once than their queues take."""
+    from octavo import async_llm
+    from serving import PYTHONPATH, write_model
+
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    folder, made = write_model(tmp_path / "toy"), []
+
+    class Scripted(async_llm.AsyncLLM):
+        def _start(self, config: EngineConfig, executor: str) -> None:
+            made.append(self)
+            super()._start(config, "fake_engine:create")
+
+    monkeypatch.setattr(async_llm, "AsyncLLM", Scripted)
+    flags = ["--num-prompts", "7", "--input-len", "12", "--output-len", "5", "--output-json",
+             str(tmp_path / "out.json"), "--data-parallel-size", "2", "--swap-space", "0",
+             "--max-num-seqs", "1", "--max-waiting", "1"]  # fmt: skip
+    assert main(["bench", "throughput", str(folder), *flags]) == 0
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert (saved["num_requests"], saved["total_num_tokens"]) == (7, 7 * 17)
+    assert made[0].config.data_parallel_size == 2
+    made[0].shutdown()
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

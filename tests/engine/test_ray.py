@@ -126,9 +126,9 @@ def test_200_requests_over_two_engines_of_which_one_is_killed(cluster, folder):
                 killed.set()
             return text == alphabet(count)
 
+        pids = {link.process.pid for link in client.links}
         assert all(await asyncio.gather(*(one(i) for i in range(200))))
         assert killed.is_set()
-        pids = {link.process.pid for link in client.links}
         while len(client.down):
             await asyncio.sleep(0.05)
         assert {link.process.pid for link in client.links} != pids

@@ -121,7 +121,13 @@ class EngineLink:
             end.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         addresses = await self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
-        launch = Launch(self.config, *addresses, self._executor, engine=self.index)
+        launch = Launch(
+            self.config,
+            *addresses,
+            self._executor,
+            engine=self.index,
+            engines=self.config.data_parallel_size,
+        )
         self.process = await self.launcher.start(launch, self._exited)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 

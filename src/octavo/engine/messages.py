@@ -71,7 +71,7 @@ class Launch(msgspec.Struct, frozen=True):
     inbox, outbox: ZeroMQ addresses of the commands and of the reports. executor: `module:name`
     of a function from EngineConfig to an executor. keys: None where both processes are on one
     machine. build: the sender's, see `check_build`. engine: its number among
-    `config.data_parallel_size`.
+    `engines`. In `config`, data_parallel_size is how many of these share the machine.
     """
 
     config: EngineConfig
@@ -81,6 +81,7 @@ class Launch(msgspec.Struct, frozen=True):
     keys: EngineKeys | None = None
     build: str = msgspec.field(default_factory=build)
     engine: int = 0
+    engines: int = 1
 
 
 class LaunchHead(msgspec.Struct, frozen=True):

@@ -231,7 +231,7 @@ def _load(launch: Launch) -> Engine:
     policy = create_policy(launch.config.scheduler)  # a mistake in it shows before the load
     module, _, name = launch.executor.partition(":")
     # On a terminal the bar moves; elsewhere, and of several engines, its lines are the log's.
-    alone = launch.config.data_parallel_size == 1
+    alone = launch.engines == 1
     with progress.shown(launch.config.load_progress, logger.info, redraw=alone):
         executor: Executor = getattr(import_module(module), name)(launch.config)
     # The web process bounds the queue; it answers 503 before anything is sent here.
@@ -270,7 +270,7 @@ def serve(line: bytes, parent: IO[bytes]) -> int:
 def _name_process(launch: Launch) -> None:
     """In the list of processes and, of several engines with one log, in its lines."""
     name = "engine"
-    if launch.config.data_parallel_size > 1:
+    if launch.engines > 1:
         name += f" {launch.engine}"
         mark_lines(name)
     setproctitle(f"octavo {name}: {launch.config.model}")

@@ -80,15 +80,23 @@ def wanted_resources(config: EngineConfig, machines: Sequence[Machine]) -> dict[
     sizes = [machine.total["CPU"] for machine in machines if machine.total.get("CPU")]
     if not sizes:
         return {"CPU": float(ranks)}
-    on_one = math.ceil(config.data_parallel_size / len(sizes))
-    return {"CPU": float(max(ranks, min(sizes) // on_one))}
+    return {"CPU": float(max(ranks, min(sizes) // engines_on_one(config, machines)))}
 
 
-def config_there(config: EngineConfig, wanted: Resources) -> EngineConfig:
-    """The configuration of an engine on its machine: nothing there is Ray's business any more."""
+def engines_on_one(config: EngineConfig, machines: Sequence[Machine]) -> int:
+    """How many engines a machine has where they are spread over all of them: its memory is theirs
+    in equal parts."""
+    count = sum(1 for machine in machines if machine.total.get("CPU"))
+    return math.ceil(config.data_parallel_size / max(1, count))
+
+
+def config_there(config: EngineConfig, wanted: Resources, engines: int) -> EngineConfig:
+    """The configuration of an engine on its machine, one of `engines` there: nothing is Ray's
+    business any more."""
     threads = config.threads if "GPU" in wanted else int(wanted["CPU"])
     return config.with_(
         threads=threads,
+        data_parallel_size=engines,
         distributed_executor_backend="mp",
         data_parallel_address=None,
         data_parallel_rpc_port=0,
@@ -130,9 +138,8 @@ class RayLauncher:
             if complaint:
                 raise ConfigError(complaint)
             self._ends.admit(public)
-            told = msgspec.json.encode(
-                msgspec.structs.replace(launch, config=config_there(launch.config, wanted))
-            )
+            there = config_there(launch.config, wanted, engines_on_one(self._config, machines))
+            told = msgspec.json.encode(msgspec.structs.replace(launch, config=there))
             pid = await _reply(holder.start.remote(told, self._ends.public, settings_for_child()))
         except BaseException as error:
             with contextlib.suppress(Exception):
