@@ -36,12 +36,15 @@ class Products(Protocol):
         bias: torch.Tensor | None = None,
         max_rows: int | None = None,
         method: str = "none",
+        largest: torch.Tensor | None = None,
     ) -> Product:
         """The product with `weight` [N, K] and `bias` [N]; `weight` may be released.
 
         max_rows: the most rows of a step, if fewer than for the model's other products.
         method: "none", or "int8" or "int4" for a product of quantized weights, if the device
-        supports it (`models.loader` checks first).
+        supports it (`models.loader` checks first). largest: float32 [N], given where `weight` is
+        some of the inputs of a whole that is divided among ranks: the largest magnitude of each
+        output of the whole, which scales are derived from, so that values are rounded as there.
         """
         ...
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.dist.base import SINGLE, Group
+from octavo.kernels.codes import round_to_codes
 from octavo.kernels.dispatch import Ops
 from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
@@ -317,7 +318,10 @@ class Decoder:
 
     def explain(self) -> dict[str, str]:
         """For each op, what serves it and why."""
-        return {"linear": self._products.explain(), **self._ops.explain()}
+        found = {"linear": self._products.explain(), **self._ops.explain()}
+        if self._group.size > 1:
+            found["row_norm"] = f"torch: rows are divided among {self._group.size} ranks"
+        return found
 
     def _make_head(self, embed: torch.Tensor, most_rows: int) -> Product:
         """From hidden states [R, H] to logits [R, num_ids].
@@ -432,8 +436,25 @@ class Decoder:
         is_sum = group.size > 1 and self._cuts[f"{at}{names[0]}.weight"].kind == "row"
         if has_bias and not (is_sum and group.rank > 0):
             bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
-        product = self._products.make(weight, bias, method=method)
-        return (lambda x: group.all_reduce(product(x))) if is_sum else product
+        if is_sum:
+            return self._sum_of_products(weight, bias, method)
+        return self._products.make(weight, bias, method=method)
+
+    def _sum_of_products(
+        self, weight: torch.Tensor | quant.Codes, bias: torch.Tensor | None, method: str
+    ) -> Product:
+        """The product with a weight of which this rank has some of the inputs."""
+        group = self._group
+        if method == quant.NONE:
+            product = self._products.make(weight, bias)
+        else:
+            if method == quant.INT4 and isinstance(weight, torch.Tensor):
+                weight = round_to_codes(weight)
+            own = weight.values() if isinstance(weight, quant.Codes) else weight
+            largest = group.all_gather(own.abs().amax(1, keepdim=True).float()).amax(1)
+            del own
+            product = self._products.make(weight, bias, method=method, largest=largest)
+        return lambda x: group.all_reduce(product(x))
 
 
 def _log_departure(rope: RopeSpec, longest: int) -> None:

@@ -12,7 +12,7 @@ def weights(n=48, k=200, seed=0):
     return torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
 
 
-def captured(monkeypatch, weight, method):
+def captured(monkeypatch, weight, method, largest=None):
     """The int8 values and scales that `pack` hands to the layout."""
     seen = {}
 
@@ -24,7 +24,7 @@ def captured(monkeypatch, weight, method):
 
     monkeypatch.setattr(quantize.gemm, "pack_int8", pack_int8)
     monkeypatch.setattr(quantize.gemm, "pack_int4", pack_int4)
-    quantize.pack(weight, method)
+    quantize.pack(weight, method, largest)
     return seen["q"].float() * seen["scale"].unsqueeze(1), seen
 
 
@@ -42,6 +42,19 @@ def test_int4_lies_within_a_step_of_the_column_grid(monkeypatch):
     assert torch.equal(seen["codes"], codes.codes)
     grid = codes.values().abs().amax(1, keepdim=True) / 127
     assert ((found - codes.values()).abs() <= grid * 0.56).all()
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_parts_are_rounded_as_the_whole_is(monkeypatch, method):
+    """Of a weight whose inputs are divided among ranks, given the largest value of the whole."""
+    w = weights(48, 192)
+    largest = (w if method == "int8" else round_to_codes(w).values()).abs().amax(1)
+    whole, _ = captured(monkeypatch, w, method)
+    for part, columns in zip(w.split(64, 1), whole.split(64, 1), strict=True):
+        found, _ = captured(monkeypatch, part.contiguous(), method, largest)
+        assert torch.equal(found, columns)
+        alone, _ = captured(monkeypatch, part.contiguous(), method)
+        assert not torch.equal(alone, columns)
 
 
 @pytest.mark.parametrize("method", ["int8", "int4"])

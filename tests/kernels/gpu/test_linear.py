@@ -85,6 +85,16 @@ def test_weights_are_rounded_to_codes(method: str) -> None:
     assert as_codes(stored, method) is stored
 
 
+@pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
+def test_parts_are_rounded_as_the_whole_is(method: str) -> None:
+    """Of a weight whose inputs are divided among ranks, given the largest value of the whole."""
+    torch.manual_seed(0)
+    weight = torch.randn(30, 96)
+    whole, largest = as_codes(weight, method).values(), weight.abs().amax(1)
+    parts = [as_codes(part.contiguous(), method, largest) for part in weight.split(32, 1)]
+    assert torch.equal(torch.cat([part.values() for part in parts], 1), whole)
+
+
 def test_codes_in_a_group_without_a_span_are_dequantized() -> None:
     codes = _codes(20, 100, 20, 4)
     products = GpuProducts(torch.float32, False)

@@ -51,10 +51,11 @@ class CpuProducts:
         bias: torch.Tensor | None = None,
         max_rows: int | None = None,
         method: str = "none",
+        largest: torch.Tensor | None = None,
     ) -> Product:
         """See `layers.linear.Products.make`."""
         if method != "none":
-            packed = pack(weight, method)
+            packed = pack(weight, method, largest)
             self._bytes[method] += packed.num_bytes
             return QuantizedWeight(packed, bias, self._dtype, self._workspace)
         if isinstance(weight, Codes):

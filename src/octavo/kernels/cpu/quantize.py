@@ -17,13 +17,19 @@ _LIMIT = 127.0
 _ROWS = 4096
 
 
-def pack(weight: torch.Tensor | Codes, method: str) -> PackedWeight:
-    """`weight` [N, K] as int8 or int4. 4-bit codes are kept if the kernels can use them."""
+def pack(
+    weight: torch.Tensor | Codes, method: str, largest: torch.Tensor | None = None
+) -> PackedWeight:
+    """`weight` [N, K] as int8 or int4. 4-bit codes are kept if the kernels can use them.
+
+    largest: as of `layers.linear.Products.make`.
+    """
     if method == INT8:
-        return _int8(weight.values() if isinstance(weight, Codes) else weight)
+        return _int8(weight.values() if isinstance(weight, Codes) else weight, largest)
     if isinstance(weight, Codes):
-        return _int4(weight if keeps_codes(weight) else round_to_codes(weight.values()))
-    return _int4(round_to_codes(weight))
+        codes = weight if keeps_codes(weight) else round_to_codes(weight.values())
+        return _int4(codes, largest)
+    return _int4(round_to_codes(weight), largest)
 
 
 def keeps_codes(codes: Codes) -> bool:
@@ -35,8 +41,8 @@ def _scale(largest: torch.Tensor) -> torch.Tensor:
     return torch.where(largest > 0, largest / _LIMIT, 1.0)
 
 
-def _int8(weight: torch.Tensor) -> PackedWeight:
-    scale = _scale(weight.abs().amax(1).float())
+def _int8(weight: torch.Tensor, largest: torch.Tensor | None) -> PackedWeight:
+    scale = _scale(weight.abs().amax(1).float() if largest is None else largest)
     q = torch.empty(weight.shape, dtype=torch.int8)
     for begin in range(0, len(q), _ROWS):  # in slices: a head in float32 is the largest tensor
         rows = slice(begin, begin + _ROWS)
@@ -44,8 +50,8 @@ def _int8(weight: torch.Tensor) -> PackedWeight:
     return gemm.pack_int8(q, scale)
 
 
-def _int4(codes: Codes) -> PackedWeight:
-    scale = _scale(codes.values().abs().amax(1))
+def _int4(codes: Codes, largest: torch.Tensor | None) -> PackedWeight:
+    scale = _scale(codes.values().abs().amax(1) if largest is None else largest)
     m = (codes.scale / scale.unsqueeze(1) * 256).round().int()
     o = (codes.minimum / scale.unsqueeze(1) * 256).round().int() + 128
     return gemm.pack_int4(codes.codes, m, o, scale, codes.group)

@@ -69,10 +69,11 @@ class GpuProducts:
         bias: torch.Tensor | None = None,
         max_rows: int | None = None,
         method: str = "none",
+        largest: torch.Tensor | None = None,
     ) -> Product:
         """See `layers.linear.Products.make`."""
         if method != "none":
-            coded = as_codes(weight, method)
+            coded = as_codes(weight, method, largest)
             if coded.are_floats and (coded.is_one_group or span_of(coded.group)):
                 self._coded += 1
                 return Fp8Product(coded, bias, self._converts_fp8)
@@ -98,17 +99,20 @@ class GpuProducts:
         return dense + coded
 
 
-def as_codes(weight: torch.Tensor | Codes, method: str) -> Codes:
+def as_codes(
+    weight: torch.Tensor | Codes, method: str, largest: torch.Tensor | None = None
+) -> Codes:
     """`weight` [N, K] in codes: as they are stored, or rounded here.
 
     int8: 255 levels per output, symmetric; int4: 16 levels in each group of 32; fp8: float8_e4m3fn
-    with a scale per output.
+    with a scale per output. largest: as of `layers.linear.Products.make`.
     """
     if isinstance(weight, Codes):
         return weight
     if method == INT4:
         return round_to_codes(weight)
-    most = weight.abs().amax(1, keepdim=True).float().clamp(min=1e-30)
+    most = weight.abs().amax(1).float() if largest is None else largest
+    most = most.unsqueeze(1).clamp(min=1e-30)
     if method == FP8:
         scale = most / torch.finfo(torch.float8_e4m3fn).max
         codes = (weight.float() / scale).to(torch.float8_e4m3fn)
