@@ -26,12 +26,12 @@ from pathlib import Path
 Processes = list["subprocess.Popen[str]"]
 
 _ROOT = Path(__file__).parents[2]
-# Seconds that each section may take at most.
+# Seconds that each section may take at most on a GPU.
 SECTIONS = {
     "kernels": 120,
     "tokens": 110,
     "graphs": 80,
-    "overlap": 40,
+    "overlap": 60,
     "speed": 150,
     "batching": 90,
 }
@@ -69,7 +69,8 @@ def _all(wanted: list[str], out: Path, limit: float, dry: bool) -> int:
         if name in ("graphs", "overlap", "speed", "batching"):  # which measure time
             _ended(ahead, end)
             ahead = []
-        seconds = min(SECTIONS[name], end - time.monotonic())
+        left = end - time.monotonic()
+        seconds = left if dry else min(SECTIONS[name], left)
         began = time.monotonic()
         if seconds > 5:
             parts = _PARTS if name == "kernels" and not dry else 1

@@ -33,7 +33,7 @@ _ASLEEP = 10**8
 def run(scale: Scale, rows: Rows, folder: Path) -> bool:
     """Whether there was a row for each batch size."""
     batches = (1, 2) if scale.dry else BATCHES
-    context, steps = (20, 3) if scale.dry else (_CONTEXT, _STEPS)
+    context, steps = (20, 2) if scale.dry else (_CONTEXT, _STEPS)
     window = context + steps + 8
     runner = start(
         write(folder / "1B", size(scale, "1B")), scale, max_model_len=window,

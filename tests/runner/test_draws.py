@@ -14,7 +14,7 @@ from tests.runner.asynchronous import Asynchronous, LateEvent, engine_of, watch
 from octavo import devices
 from octavo.config import EngineConfig
 from octavo.core.plan import NOT_DRAWN, PlanRow, SampleSpec, StepPlan
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, EngineError
 from octavo.params import SamplingParams
 from octavo.runner.device import DrawsAhead, create_device
 from octavo.runner.model_runner import ModelRunner
@@ -120,6 +120,14 @@ def test_a_step_that_draws_nothing_is_awaited(runners):
     assert copies.in_flight
     assert result().rows[0].choices == ()
     assert not copies.in_flight
+
+
+def test_a_token_of_a_step_that_drew_none_is_refused(runners):
+    """A GPU would read outside of the embedding, which ends its process."""
+    _, device = runners
+    device.submit(StepPlan(1, (row([]),)))
+    with pytest.raises(EngineError, match="step 2 takes a token of a step that drew none"):
+        device.submit(StepPlan(2, (FOLLOWING,)))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from octavo.core.plan import (
     row_result,
 )
 from octavo.dist.base import Single
-from octavo.errors import ConfigError, counted
+from octavo.errors import ConfigError, EngineError, counted
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Prepared, kv_dtype, load, prepare
@@ -230,8 +230,12 @@ class ModelRunner:
         """Launch all of a step. True: it was."""
         device = self._draws_ahead
         assert device is not None
-        follows = any(row.from_draw is not None for row in step.rows)
-        hidden, inputs = self._launch(step.rows, last.drawn if follows and last else None)
+        before = None
+        if any(row.from_draw is not None for row in step.rows):
+            before = last.drawn if last else None
+            if before is None:  # the ids would be none of the vocabulary's
+                raise EngineError(f"step {step.step} takes a token of a step that drew none")
+        hidden, inputs = self._launch(step.rows, before)
         if any(row.from_draw is not None and _looks_back(row) for row in step.rows):
             # The step before is done, or nearly, while this one computes what it draws from.
             step.rows = self._resolved(step.rows, last)
