@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(prog="octavo serve")
     serve.add_arguments(parser)
     try:
-        return serve.run(parser.parse_args(arguments), EXECUTOR)
+        return serve.run(parser.parse(arguments), EXECUTOR)
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

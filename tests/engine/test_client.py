@@ -326,7 +326,7 @@ async def fails(folder, kind):
             ConfigError,
             "No space left",
         ),
-        ("launcher.msgspec.json.encode", MemoryError("none"), MemoryError, "none"),
+        ("launcher.launch_line", MemoryError("none"), MemoryError, "none"),
         ("link.asyncio.create_task", KeyError("tasks"), KeyError, "tasks"),
         ("client.OutputProcessor", ValueError("outputs"), ValueError, "outputs"),
     ],

@@ -89,6 +89,16 @@ def test_a_launch_is_one_line():
     assert msgspec.json.decode(raw, type=Launch) == launch
 
 
+def test_a_text_of_a_type_of_its_own_is_launched_as_a_text():
+    """As `octavo serve --config FILE` marks the model that the file names."""
+
+    class Named(str):
+        pass
+
+    launch = Launch(EngineConfig(model=Named("m")), "in", "out", "module:name")
+    assert msgspec.json.decode(messages.launch_line(launch), type=Launch).config.model == "m"
+
+
 def subclasses(kind):
     return {kind, *(other for child in kind.__subclasses__() for other in subclasses(child))}
 

@@ -17,9 +17,10 @@ from octavo.config import EngineConfig
 from octavo.core.submission import Submission
 from octavo.engine import ray_cluster, ray_launcher
 from octavo.engine.client import EngineClient
+from octavo.engine.launcher import Addresses
 from octavo.engine.preflight import check_options
 from octavo.engine.ray_cluster import Machine, RayCluster, check_address, no_room
-from octavo.engine.ray_launcher import ray_launchers, wanted_resources
+from octavo.engine.ray_launcher import RayLauncher, ray_launchers, wanted_resources
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.tokenizer import load_tokenizer
@@ -117,12 +118,13 @@ def test_200_requests_over_two_engines_of_which_one_is_killed(cluster, folder):
 
     async def body(client):
         killed = asyncio.Event()
+        first = client.links[1].process.pid
 
         async def one(i):
             count = 20 + i % 41
             text = await answer(client, f"number {i}", PARAMS.with_(max_tokens=count))
             if i == 20:
-                os.kill(client.links[1].process.pid, signal.SIGKILL)
+                os.kill(first, signal.SIGKILL)
                 killed.set()
             return text == alphabet(count)
 
@@ -178,6 +180,23 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(cluster, folder
         run(config_of(broken), None)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.99.*must be an address of this machine"):
         run(config_of(folder, data_parallel_address="192.0.2.99"), None)
+    assert wait_for_cpus(cluster)
+
+
+@pytest.mark.ray
+def test_a_server_that_a_machine_cannot_reach_is_named(cluster, folder, monkeypatch):
+    async def connect(launcher, inbox, outbox):
+        await connect_for_real(launcher, inbox, outbox)
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        return Addresses(address, address)
+
+    connect_for_real = RayLauncher.connect
+    monkeypatch.setattr(RayLauncher, "connect", connect)
+    with pytest.raises(EngineDeadError, match=r"exit code 1 on .*server at tcp://127\.0\.0\.1:\d+ "
+                       "cannot be reached"):  # fmt: skip
+        run(config_of(folder), None)
     assert wait_for_cpus(cluster)
 
 

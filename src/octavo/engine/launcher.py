@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple, Protocol
 
-import msgspec
 import zmq
 
 from octavo import devices, topology
 from octavo.config import EngineConfig
-from octavo.engine.messages import Launch
+from octavo.engine.messages import Launch, launch_line
 from octavo.errors import ConfigError
 from octavo.log import environment_for_child, visible_gpus
 from octavo.processes import module_command
@@ -136,7 +135,7 @@ class LocalLauncher:
             args = (process, asyncio.get_running_loop(), exited)
             threading.Thread(target=_wait_for, args=args, daemon=True).start()
             with contextlib.suppress(BrokenPipeError):  # it has ended, which `exited` reports
-                process.stdin.write(msgspec.json.encode(launch) + b"\n")
+                process.stdin.write(launch_line(launch))
                 process.stdin.flush()
         except BaseException:
             started.end()

@@ -38,6 +38,18 @@ def check_build(servers: str, where: str) -> None:
         )
 
 
+def launch_line(launch: object) -> bytes:
+    """A launch as one line of JSON. A text of a type of its own, which a program or a command line
+    may have given for an option, is a text there."""
+    return msgspec.json.encode(launch, enc_hook=_plain) + b"\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str):
+        return str(value)
+    raise NotImplementedError(f"an option of type {type(value).__name__}")
+
+
 def _without_texts(schema: Any) -> Any:
     """A schema without what its docstrings say."""
     if isinstance(schema, dict):

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from octavo.engine.launcher import SPIN_COUNT
-from octavo.engine.messages import EngineKeys, Launch, check_build
+from octavo.engine.messages import EngineKeys, Launch, check_build, launch_line
 from octavo.errors import ConfigError
 from octavo.log import environment_for_child
 from octavo.processes import module_command
@@ -63,7 +63,7 @@ class EngineHolder:
         threading.Thread(target=self._wait, args=(process, reader), daemon=True).start()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `follow` reports
-            process.stdin.write(msgspec.json.encode(told) + b"\n")
+            process.stdin.write(launch_line(told))
             process.stdin.flush()
         return process.pid
 

@@ -28,7 +28,7 @@ from octavo.engine.launcher import (
     Launcher,
     how_it_ended,
 )
-from octavo.engine.messages import Launch, build
+from octavo.engine.messages import Launch, build, launch_line
 from octavo.engine.ray_actor import EngineHolder
 from octavo.engine.ray_cluster import (
     Machine,
@@ -139,7 +139,7 @@ class RayLauncher:
                 raise ConfigError(complaint)
             self._ends.admit(public)
             there = config_there(launch.config, wanted, engines_on_one(self._config, machines))
-            told = msgspec.json.encode(msgspec.structs.replace(launch, config=there))
+            told = launch_line(msgspec.structs.replace(launch, config=there))
             pid = await _reply(holder.start.remote(told, self._ends.public, settings_for_child()))
         except BaseException as error:
             with contextlib.suppress(Exception):
@@ -154,18 +154,20 @@ class RayLauncher:
         """The actor's first answer, once it has room. Raises ConfigError if that takes too long."""
         call = asyncio.ensure_future(_reply(holder.hello.remote(build())))
         waited = 0.0
-        while True:
-            step = _SAY_SECONDS if self._seconds is None else self._seconds
-            done, _ = await asyncio.wait([call], timeout=step)
-            if done:
-                found: tuple[str, str, str] = call.result()
-                return found
-            waited += step
-            error = no_room(wanted, await asyncio.to_thread(self._cluster.machines), waited)
-            if self._seconds is not None:
-                call.cancel()
-                raise error
-            logger.warning("engine %d waits: %s", self._engine, error)
+        try:
+            while True:
+                step = _SAY_SECONDS if self._seconds is None else self._seconds
+                done, _ = await asyncio.wait([call], timeout=step)
+                if done:
+                    found: tuple[str, str, str] = call.result()
+                    return found
+                waited += step
+                error = no_room(wanted, await asyncio.to_thread(self._cluster.machines), waited)
+                if self._seconds is not None:
+                    raise error
+                logger.warning("engine %d waits: %s", self._engine, error)
+        finally:
+            call.cancel()
 
     def close(self) -> None:
         self._ends.close()

@@ -11,13 +11,13 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import msgspec
 import zmq
 
 from octavo import devices, topology
 from octavo.config import EngineConfig
 from octavo.dist.rendezvous import Rendezvous
 from octavo.engine.launcher import SPIN_COUNT, close_quietly, socket_folder
+from octavo.engine.messages import launch_line
 from octavo.engine.worker_messages import WorkerLaunch
 from octavo.errors import ConfigError, counted
 from octavo.log import environment_for_child, threads_from_environment
@@ -126,7 +126,7 @@ class LocalWorkers:
             assert process.stdin is not None
             self._undo.callback(close_quietly, process.stdin)
             with contextlib.suppress(BrokenPipeError):  # it has ended, which will be seen
-                process.stdin.write(msgspec.json.encode(launch) + b"\n")
+                process.stdin.write(launch_line(launch))
                 process.stdin.flush()
         except BaseException:
             started.kill()
