@@ -10,20 +10,24 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import rank_faults
 import serving
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.core.policy_registry import policy_names
+from octavo.dist.rendezvous import Rendezvous, free_port
 from octavo.engine.client import EXECUTOR
 from octavo.engine.executor import create_executor
 from octavo.engine.tensor_parallel import TensorParallelExecutor
+from octavo.engine.worker_launcher import AnySocket, LocalWorkers
 from octavo.engine.workers import Limits, Workers
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.text.tokenizer import load_tokenizer
@@ -210,6 +214,34 @@ def test_any_number_of_ranks_gives_the_tokens_of_one(
             assert (llm.engine.stats.preemptions > 0) == bool(changes)
 
 
+class Network(LocalWorkers):
+    """Workers that are reached by nothing but TCP, as those on other machines are."""
+
+    def bind(self, plans: AnySocket, reports: AnySocket) -> tuple[str, str]:
+        host = "127.0.0.1"
+        for socket in (plans, reports):
+            socket.bind(f"tcp://{host}:*")
+        self._meeting = Rendezvous(address=host, port=free_port(host), host=host)
+        return tuple(s.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0") for s in (plans, reports))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_over_a_network_give_the_tokens_of_one(
+    tiny_folder: Path, wanted: LLM, size: int
+) -> None:
+    config = EngineConfig(model=str(tiny_folder), tensor_parallel_size=size, **options(**TIGHT))
+    executor = TensorParallelExecutor(config, Network(config))
+    with LLM.over(executor, load_tokenizer(tiny_folder), config) as llm:
+        assert llm.engine.explain()["tensor parallel"] == f"{size} ranks over gloo"
+        check_same(ask(llm), ask(wanted))
+        processes = workers_of(llm)
+        os.kill(processes[size - 1], signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=rf"rank {size - 1} .* was killed by SIGKILL"):
+            ask(llm)
+    assert all(map(is_gone, processes.values()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", [SLO if n == "slo" else n for n in policy_names()])
 def test_every_scheduler_gives_the_tokens_of_one(
@@ -333,7 +365,7 @@ def test_a_rank_that_cannot_start_says_why(faulty: Callable[..., LLM]) -> None:
 
 @pytest.mark.slow
 def test_no_process_is_left_by_an_llm_that_is_deleted_or_a_program_that_ends(
-    tiny_folder: Path,
+    tiny_folder: Path, tmp_path: Path
 ) -> None:
     llm = LLM(str(tiny_folder), tensor_parallel_size=2, **options())
     processes = workers_of(llm)
@@ -341,21 +373,29 @@ def test_no_process_is_left_by_an_llm_that_is_deleted_or_a_program_that_ends(
     gc.collect()
     assert all(map(is_gone, processes.values()))
     program = (
-        "import os, signal, sys; from octavo import LLM\n"
+        "import os, signal, sys, time; from octavo import LLM\n"
         f"llm = LLM({str(tiny_folder)!r}, tensor_parallel_size=2, **{options()!r})\n"
         "workers = llm.engine.executor._workers._workers\n"
         "print(*[worker.process._process.pid for worker in workers.values()], flush=True)\n"
-        "if sys.argv[1] == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if sys.argv[1] == 'killed':\n"
+        "    fork = os.fork()\n"  # which keeps the other end of the workers' standard input
+        "    if not fork: time.sleep(1000)\n"
+        "    print(fork, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     for end, code in (("exits", 0), ("killed", -signal.SIGKILL)):
-        done = subprocess.run(
-            [sys.executable, "-c", program, end], stdout=subprocess.PIPE, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        output = tmp_path / end  # a pipe would be open as long as the fork
+        with output.open("wb") as stream:
+            done = subprocess.run(
+                [sys.executable, "-c", program, end], stdout=stream, check=False,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
         assert done.returncode == code
-        for process in map(int, done.stdout.split()):
-            while not is_gone(process):  # it sees that its parent has ended
-                os.sched_yield()
+        worker, *forks = map(int, output.read_text().split())
+        while not is_gone(worker):  # it sees that its parent has ended
+            time.sleep(0.01)
+        for fork in forks:
+            os.kill(fork, signal.SIGKILL)
 
 
 def children_of(process: int) -> list[int]:

@@ -80,6 +80,7 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = Reports(self._context, launch.reports)
         self._done = threading.Event()
+        self._parent = os.getppid()
 
     def run(self) -> int:
         """Load, then execute plans until it is stopped. Returns the exit code."""
@@ -125,6 +126,8 @@ class Worker:
 
     def _beat(self) -> None:
         while not self._done.wait(BEAT_SECONDS):
+            if os.getppid() != self._parent:  # a fork of it may hold our standard input open
+                os._exit(1)
             self._reports.send(WorkerBeat(self._launch.rank, self._group.operations))
 
 

@@ -170,7 +170,8 @@ class LocalWorker:
         if code is None:
             return None
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            known = {one.value: one.name for one in signal.Signals}
+            return f"was killed by {known.get(-code, f'signal {-code}')}"
         return f"ended with exit code {code}"
 
     def kill(self) -> None:
