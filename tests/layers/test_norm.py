@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.ranks import on_ranks
 
 from octavo.kernels.dispatch import reference_ops
-from octavo.layers.norm import HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
+from octavo.layers.norm import DividedRowNorms, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 
 OPS = reference_ops("a test")
 
@@ -52,3 +53,31 @@ def test_what_is_added_to_the_residual_is_scaled(scale):
         assert torch.equal(after, summed)
         assert after.data_ptr() == kept.data_ptr()
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("cast_first", [False, True])
+def test_a_row_that_ranks_divide_has_the_norm_of_the_whole(size, cast_first):
+    """8 query heads and 2 of keys, which four ranks hold twice."""
+    spec = NormSpec(1e-5, cast_first=cast_first)
+    rows = [random(5, heads, 4, seed=heads).float() for heads in (8, 2)]
+    weights = [random(heads * 4, seed=heads + 1).float() for heads in (8, 2)]
+    whole = [row.clone() for row in rows]
+    for row, weight in zip(whole, weights, strict=True):
+        RowNorm(OPS, weight, spec).forward(row)
+
+    def part(rank, heads):
+        each = max(1, heads // size)
+        begin = rank * heads // size
+        return slice(begin, begin + each), slice(begin * 4, (begin + each) * 4)
+
+    def normed_part(group):
+        places = [part(group.rank, heads) for heads in (8, 2)]
+        q, k = (row[:, place].clone() for row, (place, _) in zip(rows, places, strict=True))
+        own = [weight[values] for weight, (_, values) in zip(weights, places, strict=True)]
+        DividedRowNorms(group, *own, spec).forward(q, k)
+        return [(q, places[0][0]), (k, places[1][0])]
+
+    for found in on_ranks(size, normed_part):
+        for (values, place), row in zip(found, whole, strict=True):
+            torch.testing.assert_close(values, row[:, place])

@@ -273,8 +273,12 @@ def test_one_rank_communicates_nothing_and_has_the_same_bits(tmp_path: Path) -> 
     assert ids == wanted[1]
 
 
-def test_ranks_meet_twice_in_a_layer_and_once_for_logits(tmp_path: Path) -> None:
-    folder = toy("llama-biases", tmp_path)
+@pytest.mark.parametrize(("variant", "times"), [("llama-biases", 2), ("olmo2", 3)])
+def test_ranks_meet_twice_in_a_layer_and_once_for_logits(
+    variant: str, times: int, tmp_path: Path
+) -> None:
+    """Once more where rows of queries and keys have a norm."""
+    folder = toy(variant, tmp_path)
 
     def count(group: ThreadGroup) -> int:
         model = loaded(folder, group)
@@ -284,4 +288,4 @@ def test_ranks_meet_twice_in_a_layer_and_once_for_logits(tmp_path: Path) -> None
         return group.meeting.calls - 1
 
     layers = loaded(folder).spec.num_layers
-    assert on_ranks(2, count)[0] == 2 * layers + 1
+    assert on_ranks(2, count)[0] == times * layers + 1

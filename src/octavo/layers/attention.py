@@ -8,7 +8,7 @@ import torch
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec, HeadNorms
 from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import Product
-from octavo.layers.norm import DividedRowNorm, HeadNorm, RowNorm
+from octavo.layers.norm import DividedRowNorms, HeadNorm, RowNorm
 
 
 @runtime_checkable
@@ -51,12 +51,13 @@ class Attention:
 
     cos_sin: as `layers.rope.cos_sin_table` makes it; None: no rotary embedding. query_cos_sin:
     that of the queries where it differs (temperature by position). q_norm, k_norm: norms
-    before the rotary embedding, or None. sinks: [heads] where the spec says so.
+    before the rotary embedding, or None; row_norms: in place of both. sinks: [heads] where the
+    spec says so.
     """
 
     __slots__ = (
         "_attend", "_cos_sin", "_k_norm", "_output", "_q_norm", "_qkv", "_query_cos_sin", "_rope",
-        "_rope_write", "_shape", "_sizes", "_write", "spec",
+        "_rope_write", "_row_norms", "_shape", "_sizes", "_write", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -67,17 +68,18 @@ class Attention:
         qkv: Product,
         output: Product,
         cos_sin: torch.Tensor | None,
-        q_norm: HeadNorm | RowNorm | DividedRowNorm | None = None,
-        k_norm: HeadNorm | RowNorm | DividedRowNorm | None = None,
+        q_norm: HeadNorm | RowNorm | None = None,
+        k_norm: HeadNorm | RowNorm | None = None,
         query_cos_sin: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        row_norms: DividedRowNorms | None = None,
     ) -> None:
         self.spec = spec
         self._sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self._shape = (-1, sum(self._sizes), spec.head_dim)
         self._qkv, self._output = qkv, output
         self._cos_sin, self._query_cos_sin = cos_sin, query_cos_sin
-        self._q_norm, self._k_norm = q_norm, k_norm
+        self._q_norm, self._k_norm, self._row_norms = q_norm, k_norm, row_norms
         self._rope = ops.rope
         attend: Callable[..., torch.Tensor] = backend.attend
         self._write, self._attend = backend.write, attend
@@ -109,6 +111,8 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             self._q_norm.forward(query)
             self._k_norm.forward(key)
+        elif self._row_norms is not None:
+            self._row_norms.forward(query, key)
         if self._rope_write is not None and self._cos_sin is not None:
             self._rope_write(query, key, value, self._cos_sin, cache, meta)
         else:

@@ -105,25 +105,30 @@ class RowNorm:
         self._op(x, self._weight, self._eps, self._cast_first)
 
 
-class DividedRowNorm:
-    """RowNorm of rows whose heads are divided among the ranks of a group: their mean of squares is
-    that of the whole row. `weight`: of this rank's heads.
+class DividedRowNorms:
+    """RowNorm of queries and keys whose heads are divided among the ranks of a group: the mean of
+    squares is that of the whole row, and one sum over the ranks serves both.
 
-    Where ranks hold copies of the same heads, all have equally many, so the mean is the same.
+    query, key: the weights of this rank's heads. Where ranks hold copies of the same heads, all
+    heads have equally many, so the mean is the same.
     """
 
-    __slots__ = ("_cast_first", "_eps", "_group", "_weight")
+    __slots__ = ("_cast_first", "_eps", "_group", "_weights")
 
-    def __init__(self, group: Group, weight: torch.Tensor, spec: NormSpec) -> None:
-        self._group, self._weight = group, weight.float()
+    def __init__(
+        self, group: Group, query: torch.Tensor, key: torch.Tensor, spec: NormSpec
+    ) -> None:
+        self._group, self._weights = group, (query.float(), key.float())
         self._eps, self._cast_first = spec.eps, spec.cast_first
 
-    def forward(self, x: torch.Tensor) -> None:
-        """x [T, heads, head_dim] of this rank, in place."""
-        wide = x.flatten(1).float()
-        total = self._group.all_reduce(wide.pow(2).sum(1, keepdim=True))
-        mean = total / (wide.shape[1] * self._group.size)
-        normed = wide * torch.rsqrt(mean + self._eps)
-        if self._cast_first:
-            normed = normed.to(x.dtype).float()
-        x.copy_((normed * self._weight).view(x.shape))
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        """[T, heads, head_dim] of this rank's heads, in place."""
+        rows = query.flatten(1).float(), key.flatten(1).float()
+        squares = torch.stack([row.pow(2).sum(1) for row in rows], 1)
+        totals = self._group.all_reduce(squares).unbind(1)
+        for x, wide, total, weight in zip((query, key), rows, totals, self._weights, strict=True):
+            mean = total / (wide.shape[1] * self._group.size)
+            normed = wide * torch.rsqrt(mean + self._eps).unsqueeze(1)
+            if self._cast_first:
+                normed = normed.to(x.dtype).float()
+            x.copy_((normed * weight).view(x.shape))

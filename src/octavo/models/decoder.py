@@ -19,7 +19,7 @@ from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Product, Products
 from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import DividedRowNorm, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
+from octavo.layers.norm import DividedRowNorms, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
 from octavo.log import get_logger
 from octavo.models.architecture import GgufTensor, Parameters
@@ -386,17 +386,9 @@ class Decoder:
             return SandwichLayer(norms, attention, mlp)
         return PreNormLayer(norms, attention, mlp)
 
-    def _qk_norms(self, layer: LayerSpec, at: str) -> list[HeadNorm | RowNorm | DividedRowNorm]:
-        """Of queries and keys."""
-        weights = (self._norm_weight(f"{at}{n}.weight", layer.norm) for n in ("q_norm", "k_norm"))
-        if layer.qk_norm == "row" and self._group.size > 1:
-            return [DividedRowNorm(self._group, weight, layer.norm) for weight in weights]
-        kind = HeadNorm if layer.qk_norm == "head" else RowNorm
-        return [kind(self._ops, weight, layer.norm) for weight in weights]
-
     def _attention(self, number: int, at: str) -> Attention:
         layer = self.spec.layers[number]
-        norms = self._qk_norms(layer, at) if layer.qk_norm != "none" else (None, None)
+        q_norm, k_norm, row_norms = self._qk_norms(layer, at)
         temperature = layer.query_temperature
         return Attention(
             self._ops,
@@ -405,10 +397,25 @@ class Decoder:
             self._product(at, "qkv_proj", self.spec.qkv_bias),
             self._product(at, "o_proj", self.spec.output_bias),
             None if layer.rope is None else self._table(layer, None),
-            norms[0],
-            norms[1],
+            q_norm,
+            k_norm,
             None if temperature is None else self._table(layer, temperature),
+            row_norms=row_norms,
         )
+
+    def _qk_norms(
+        self, layer: LayerSpec, at: str
+    ) -> tuple[HeadNorm | RowNorm | None, HeadNorm | RowNorm | None, DividedRowNorms | None]:
+        """Of queries, of keys, or of both."""
+        if layer.qk_norm == "none":
+            return None, None, None
+        query, key = (
+            self._norm_weight(f"{at}{name}.weight", layer.norm) for name in ("q_norm", "k_norm")
+        )
+        if layer.qk_norm == "row" and self._group.size > 1:
+            return None, None, DividedRowNorms(self._group, query, key, layer.norm)
+        kind = HeadNorm if layer.qk_norm == "head" else RowNorm
+        return kind(self._ops, query, layer.norm), kind(self._ops, key, layer.norm), None
 
     def _table(self, layer: LayerSpec, temperature: QueryTemperature | None) -> torch.Tensor:
         """The rotary table of a layer, shared by all layers whose rotary embedding is the same."""
