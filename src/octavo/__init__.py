@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput as RequestOutput
     from octavo.params import RequestOutputKind as RequestOutputKind
     from octavo.params import SamplingParams as SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _WHERE = {
     "AsyncEngineArgs": "octavo.engine.arg_utils",
@@ -42,6 +43,7 @@ _WHERE = {
     "RequestOutput": "octavo.outputs",
     "RequestOutputKind": "octavo.params",
     "SamplingParams": "octavo.params",
+    "StructuredOutputsParams": "octavo.structured_outputs",
     "TextPrompt": "octavo.inputs",
     "TokensPrompt": "octavo.inputs",
     "attention": "octavo.attention",
@@ -62,6 +64,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

@@ -40,6 +40,7 @@ from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.processes import Owner
 from octavo.text.interface import ModelTokenizer
+from octavo.text.matcher import Grammars
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.vllm_names import Kind, missing
 
@@ -125,7 +126,9 @@ class LLM:
         self, config: EngineConfig, policy: Policy, executor: Executor, tokenizer: Tokenizer
     ) -> None:
         self.config = config
-        self.engine = engine = Engine(config, executor, policy)
+        limits = executor.limits
+        grammars = Grammars(lambda: tokenizer, limits.vocab_size, limits.eos_token_ids)
+        self.engine = engine = Engine(config, executor, policy, grammars=grammars)
         self._tokenizer = tokenizer
         self._outputs = OutputProcessor(tokenizer, time.time() - time.monotonic())
         self._requests = RequestMaker(config, tokenizer, engine.capabilities, engine.clock)

@@ -12,6 +12,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from octavo.errors import RequestError, RequestTypeError, advise_on_assignment, nearest
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.vllm_names import Kind, find, same
 
 MAX_LOGPROBS = 20
@@ -88,6 +89,8 @@ class SamplingParams:
     logit_bias: token id -> number in [-100, 100] added to its logit.
     allowed_token_ids: only these may be generated.
     bad_words: texts that must not appear, with and without a leading space.
+    structured_outputs: the form that the text must have (`StructuredOutputsParams`, or an object
+        of its fields).
     detokenize: False leaves `text` empty and allows no stop strings.
 
     Raises RequestTypeError or RequestError, naming the field, the value and what would be valid.
@@ -113,6 +116,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -133,6 +137,9 @@ class SamplingParams:
                     "allowed_token_ids is empty; give at least one id, or leave it out",
                     "allowed_token_ids",
                 )
+        if self.structured_outputs is not None:
+            form = StructuredOutputsParams.of(self.structured_outputs)
+            settle("structured_outputs", form)
         self._check_together()
 
     def _check_numbers(self) -> None:

@@ -111,8 +111,8 @@ _LORA = Why("LoRA adapters are not supported",
 _SPECULATIVE = Why("speculative decoding is not supported", "leave it out: answers are the same")
 _MEDIA = Why("images, audio and video are not supported", "use a text model with text prompts")
 _POOLING = Why("embedding, classification and scoring are not supported", "only text is generated")
-_GRAMMAR = Why("structured outputs are not supported yet",
-               "ask for the format in the prompt and check the answer")
+_FORM = "vLLM has replaced it"
+_BACKEND = Why("llguidance enforces every grammar", "leave it out")
 _TOOLS = Why("tool calls in answers are not parsed", "read them from the answer's text")
 _REASONING = Why("reasoning in answers is not parsed", "read it from the answer's text")
 _BEAM = Why("beam search is not supported", "use n with a temperature, and rank by "
@@ -202,6 +202,21 @@ def _listed(values: tuple[object, ...]) -> str:
     return " or ".join(map(repr, values))
 
 
+def _replaced(kind: Kind) -> list[Entry]:
+    """vLLM's old names of structured outputs, which it has dropped."""
+    names = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+    return [
+        *(
+            entry
+            for name in names
+            for entry in _refused(
+                kind, Why(_FORM, f"use structured_outputs.{name}"), **{f"guided_{name}": None}
+            )
+        ),
+        *_refused(kind, _BACKEND, guided_decoding_backend=None),
+    ]
+
+
 # fmt: off
 # Short, because the table is long: the kinds of its rows.
 E, V, S, R, M, A, P = (Kind.ENGINE, Kind.SERVER, Kind.SAMPLING, Kind.REQUEST, Kind.METHOD,
@@ -285,8 +300,9 @@ _ENGINE = [
     *_any_value(E, "only text is processed", "language_model_only skip_mm_profiling "
                 "disable_chunked_mm_input disable_mm_preprocessor_cache"),
     *_refused(E, _POOLING, pooler_config=None),
-    *_refused(E, _GRAMMAR, structured_outputs_config={}, guided_decoding_backend="auto",
-              aux_output_config={}),
+    *_refused(E, Why(_BACKEND.reason, "give its options with a request's structured_outputs"),
+              structured_outputs_config={}, aux_output_config={}),
+    *_no_effect(E, _BACKEND.reason, guided_decoding_backend=("auto", "guidance")),
     *_refused(E, _REASONING, reasoning_parser="", reasoning_parser_plugin=None,
               reasoning_config=None),
     *_refused(E, _PROCESSORS, logits_processors=[]),
@@ -467,12 +483,14 @@ _SAMPLING = [
     *_supported(S, """n presence_penalty frequency_penalty repetition_penalty temperature top_p
         top_k min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs
         prompt_logprobs detokenize skip_special_tokens include_stop_str_in_output output_kind
-        logit_bias allowed_token_ids bad_words"""),
+        logit_bias allowed_token_ids bad_words structured_outputs"""),
     *_no_effect(S, "special tokens are written as they are spelled, without spaces of their own",
                 spaces_between_special_tokens=(True,)),
     *_any_value(S, "a value is frozen, so that it is never copied", "skip_clone"),
     *_refused(S, Why("n is the number of answers, and none is left out", "use n"), best_of=1),
-    *_refused(S, _GRAMMAR, structured_outputs=None, guided_decoding=None),
+    *_refused(S, Why(_FORM, "use structured_outputs=StructuredOutputsParams(...)"),
+              guided_decoding=None),
+    *_replaced(S),
     *_refused(S, _PROCESSORS, logits_processors=[], extra_args={}),
     *_refused(S, _BEAM, use_beam_search=False, length_penalty=1, early_stopping=False),
     *_refused(S, _TRUNCATE, truncate_prompt_tokens=None),
@@ -494,7 +512,8 @@ _REQUEST = [
         frequency_penalty repetition_penalty seed stop stop_token_ids include_stop_str_in_output
         ignore_eos min_tokens max_tokens max_completion_tokens logprobs top_logprobs prompt_logprobs
         logit_bias allowed_token_ids bad_words skip_special_tokens stream stream_options priority
-        request_id cache_salt return_token_ids return_tokens_as_token_ids echo add_special_tokens
+        request_id cache_salt response_format structured_outputs return_token_ids
+        return_tokens_as_token_ids echo add_special_tokens
         add_generation_prompt continue_final_message chat_template_kwargs tokens
         return_token_strs"""),
     *_any_value(R, "bookkeeping of the caller's", "user"),
@@ -504,9 +523,7 @@ _REQUEST = [
                 parallel_tool_calls=(True, False)),
     *_refused(R, Why("n is the number of answers, and none is left out", "use n"), best_of=1),
     *_refused(R, _BEAM, use_beam_search=False, length_penalty=1, early_stopping=False),
-    *_refused(R, _GRAMMAR, response_format={"type": "text"}, structured_outputs=None,
-              guided_json=None, guided_regex=None, guided_choice=None, guided_grammar=None,
-              guided_decoding_backend=None, guided_whitespace_pattern=None),
+    *_replaced(R),
     *_refused(R, Why("tools are not supported by the server yet",
                      "LLM.chat(tools=...) shows them to the model"), tools=[]),
     *_refused(R, _REASONING, reasoning_effort="none", include_reasoning=True,
@@ -596,7 +613,8 @@ _ARGUMENTS = [
     *_refused(A, _LORA, lora_request=None),
     *_refused(A, _TRUNCATE, tokenization_kwargs={}),
     *_refused(A, _MEDIA, mm_processor_kwargs={}),
-    *_refused(A, _GRAMMAR, guided_options_request=None),
+    *_refused(A, Why(_FORM, "use SamplingParams(structured_outputs=...)"),
+              guided_options_request=None),
     *_refused(A, Why("vLLM has dropped it", "give the ids as prompts, or as "
                      "{'prompt_token_ids': ids}"), prompt_token_ids=None),
     *_refused(A, _PROMPTS, prompt_embeds=None),
@@ -626,6 +644,7 @@ _IMPORTS = [
     *_supported(P, """LLM SamplingParams RequestOutput CompletionOutput EngineArgs AsyncEngineArgs
         AsyncLLM AsyncLLMEngine TextPrompt TokensPrompt PromptType __version__
         sampling_params.SamplingParams sampling_params.RequestOutputKind
+        sampling_params.StructuredOutputsParams
         outputs.RequestOutput outputs.CompletionOutput logprobs.Logprob sequence.Logprob
         inputs.TextPrompt inputs.TokensPrompt inputs.PromptType
         engine.arg_utils.EngineArgs engine.arg_utils.AsyncEngineArgs
@@ -634,8 +653,8 @@ _IMPORTS = [
         utils.FlexibleArgumentParser utils.argparse_utils.FlexibleArgumentParser utils.random_uuid
         logger.init_logger version.__version__"""),
     *_refused(P, _BEAM, **{"BeamSearchParams": None, "sampling_params.BeamSearchParams": None}),
-    *_refused(P, _GRAMMAR, **{"sampling_params.StructuredOutputsParams": None,
-                              "sampling_params.GuidedDecodingParams": None}),
+    *_refused(P, Why(_FORM, "use sampling_params.StructuredOutputsParams"),
+              **{"sampling_params.GuidedDecodingParams": None}),
     *_refused(P, _REPETITION, **{"sampling_params.RepetitionDetectionParams": None}),
     *_refused(P, _POOLING, pooling_params=None, PoolingParams=None),
     *[entry for task in ("Pooling", "Embedding", "Classification", "Scoring")

@@ -83,6 +83,13 @@ def test_streaming_leaves_nothing_running(fake: Run) -> None:
     assert "[stopped; 0 requests are running]" in printed
 
 
+def test_structured_output(fake: Run) -> None:
+    planet, larger, date = fake("structured_output").splitlines()
+    assert re.fullmatch(r"planet: .*, (rocky|gas|ice), \d+ moons", planet)
+    assert larger in ("larger: yes", "larger: no")
+    assert re.fullmatch(r"date: \d{4}-\d\d-\d\d", date)
+
+
 class UnhurriedLLM(AsyncLLM):
     """Its engine takes its time for a token, so that a reader on a busy machine keeps up."""
 

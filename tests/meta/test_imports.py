@@ -22,6 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "config",
         "devices",
         "params",
+        "structured_outputs",
         "outputs",
         "log",
         "processes",

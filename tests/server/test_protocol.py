@@ -256,11 +256,19 @@ def test_bookkeeping_fields_are_accepted():
         assert completion(**{name: "anything"}).prompt == "x"
 
 
-def test_sto_fields_wait_for_structured_output():
-    for value in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "x"):
-        assert refused({"messages": HI, "response_format": value}, ChatBody).param == (
-            "response_format"
-        )
+def test_sto_a_form_becomes_structured_outputs():
+    def form(**fields):
+        return sampling_params(chat(**fields), {}).structured_outputs
+
+    assert refused({"messages": HI, "response_format": "x"}, ChatBody).param == "response_format"
+    assert form() is form(response_format={"type": "text"}) is None
+    assert form(response_format={"type": "json_object"}).json_object
+    described = {"name": "n", "schema": {"type": "null"}}
+    by_schema = form(response_format={"type": "json_schema", "json_schema": described})
+    assert by_schema.json == '{"type": "null"}'
+    tag = form(response_format={"type": "structural_tag", "format": {"type": "any_text"}})
+    assert tag.structural_tag == '{"format": {"type": "any_text"}}'
+    assert form(structured_outputs={"regex": "a", "json": None}).regex == "a"
 
 
 def test_lgp_01_top_logprobs_needs_logprobs():

@@ -5,11 +5,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from octavo.config import EngineConfig, in_our_names
-from octavo.errors import nearest
+from octavo.errors import RequestError, brief, nearest
 from octavo.params import SamplingParams
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.utils.argparse_utils import FlexibleArgumentParser, add_config_flag
 from octavo.utils.flags import add_flags, add_vllm_flags, flag_name
 from octavo.vllm_names import Kind, entries, find
@@ -159,11 +161,15 @@ def add_sampling_flags(parser: Parser, defaults: Mapping[str, object]) -> None:
             help=text,
             **_form(hints[item.name]),
         )
+    group.add_argument("--json-schema", dest="structured_outputs", type=_schema, metavar="FILE",
+                       default=argparse.SUPPRESS,
+                       help="answers are JSON of the JSON Schema in this file")  # fmt: skip
 
 
 def sampling_options(args: argparse.Namespace, defaults: Mapping[str, object]) -> dict[str, Any]:
     """Keyword arguments of SamplingParams: what was given, over the command's own defaults."""
-    given = {name: getattr(args, name) for name in SAMPLING_HELP if hasattr(args, name)}
+    names = (*SAMPLING_HELP, "structured_outputs")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return {**defaults, **given}
 
 
@@ -185,6 +191,21 @@ def _form(hint: Any) -> dict[str, Any]:
         if wanted in parts:
             return {"type": convert, "metavar": metavar}
     raise AssertionError(f"no command-line form for {hint}")
+
+
+def _schema(path: str) -> StructuredOutputsParams:
+    """The form that a file's JSON Schema asks for."""
+    from octavo.text.grammar import grammar_of
+
+    try:
+        form = StructuredOutputsParams(json=Path(path).read_text(encoding="utf-8"))
+        grammar_of(form)
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {brief(error)}") from None
+    except RequestError as error:
+        text = str(error).replace(error.param or "structured_outputs", path)
+        raise argparse.ArgumentTypeError(text) from None
+    return form
 
 
 def _ids(text: str) -> list[int]:

@@ -26,6 +26,7 @@ from octavo.errors import (
 from octavo.params import SamplingParams
 
 _CONNECT_SECONDS = 10
+_FORM = "structured_outputs"  # which OpenAI's interface has as `response_format`
 _Fields = Mapping[str, Any]
 
 
@@ -80,8 +81,12 @@ class ServerBackend:
             "messages": prompt.content,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **{name: _json_value(getattr(params, name)) for name in given},
+            **{name: _json_value(getattr(params, name)) for name in given - {_FORM}},
         }
+        if params.structured_outputs is not None:
+            schema = json.loads(str(params.structured_outputs.json))
+            described = {"name": "answer", "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": described}
         body = {name: value for name, value in body.items() if value is not None}
         counted, finished = 0, False
         with self._request("POST", "/v1/chat/completions", body) as response:

@@ -11,7 +11,7 @@ cycles, so the garbage collector does not track them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -20,6 +20,17 @@ from octavo.params import SamplingParams
 
 MOST_TOKENS = 2**31 - 1  # of one sequence: lengths are 32-bit integers
 NOT_DRAWN = -1  # the token id of a row whose token the step before draws
+
+
+class TokenMask(Protocol):
+    """The tokens that one choice may gain next."""
+
+    def words(self) -> Any:
+        """A NumPy array int32 [ceil(V / 32)]: bit i of word w is 1 where token 32 w + i may follow.
+
+        Raises EngineError where it cannot be said; that ends the request.
+        """
+        ...
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +46,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     min_tokens_left: above 0, `stop_ids` cannot be drawn at this position.
     stop_ids: end-of-text ids (unless ignored) and the caller's stop ids.
     bad_words: each banned text as token sequences (from the tokenizer, made once).
+    mask: the tokens that a grammar allows here; None for all.
     """
 
     params: SamplingParams
@@ -47,6 +59,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     stop_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     offset: int = 0
+    mask: TokenMask | None = None
 
 
 class PlanRow(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 
 from octavo.core.block_table import BlockTable
+from octavo.core.constraint import Constraint
 from octavo.core.plan import SampleSpec, TokenLogprobs
 from octavo.core.submission import Submission
 
@@ -40,15 +41,16 @@ class Request:
     seed: 64 bits; draws depend on (seed, index, position) alone. max_tokens: output tokens at
     most. stop_ids: ids that end it (end-of-text unless ignored, and the caller's). eos_ids:
     which of them are end-of-text. arrival_time: seconds of the engine's clock. output_ids: the
-    tokens that another engine has generated; they have to be computed like the prompt.
+    tokens that another engine has generated; they have to be computed like the prompt. constraint:
+    what its next token may be, after them.
 
     What scheduling policies may read is listed in docs/scheduling.md; `core.policy.RequestView`
     has the same names.
     """
 
     __slots__ = (
-        "arrival_time", "block_hashes", "clock", "displaced", "drafts", "eos_ids", "host_blocks",
-        "index", "last_token_at", "max_tokens", "num_cached_tokens", "num_computed",
+        "arrival_time", "block_hashes", "clock", "constraint", "displaced", "drafts", "eos_ids",
+        "host_blocks", "index", "last_token_at", "max_tokens", "num_cached_tokens", "num_computed",
         "num_in_flight", "num_preemptions", "num_prompt_tokens", "overtaken", "params", "priority",
         "prompt_ids", "prompt_logprobs", "request_id", "scheduled_at", "seed", "seq_id", "serial",
         "status", "stop_ids", "submission", "table", "tokens", "waited_before", "waiting_since",
@@ -65,6 +67,7 @@ class Request:
         eos_ids: Collection[int] = (),
         index: int = 0,
         output_ids: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         assert submission.token_ids, "an empty prompt was admitted"
         assert max_tokens >= 1, "a request without a token to generate was admitted"
@@ -74,6 +77,7 @@ class Request:
         self.params = submission.params
         self.priority = submission.priority
         self.index = index
+        self.constraint = constraint
         self.seq_id = self.request_id if index == 0 else f"{self.request_id}#{index}"
         self.seed = seed
         self.max_tokens = max_tokens
@@ -167,7 +171,7 @@ class Request:
         child = Request(
             self.submission, seed=self.seed, max_tokens=self.max_tokens,
             arrival_time=self.arrival_time, stop_ids=self.stop_ids, eos_ids=self.eos_ids,
-            index=index,
+            index=index, constraint=self.constraint and self.constraint.copy(),
         )  # fmt: skip
         child.tokens = self.tokens.copy()
         child.block_hashes = self.block_hashes.copy()
@@ -185,6 +189,8 @@ class Request:
         """
         coming = self.num_computed + 1  # tokens, with those that plans in flight draw
         most = min(self.num_prompt_tokens + self.max_tokens, max_model_len)
+        if self.constraint is not None:  # which needs every token before it says what may follow
+            return False
         return coming < most and (not self.prompt_ids or coming == len(self.tokens) + 1)
 
     def next_spec(self) -> SampleSpec:
@@ -226,6 +232,7 @@ class Request:
             self.stop_ids,
             self.submission.bad_words,
             offset,
+            None if self.constraint is None else self.constraint.mask(),
         )
 
     def __repr__(self) -> str:

@@ -41,7 +41,8 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     prompt_logprobs: complete, once, with the first update of choice 0 (one entry for each
     prompt token after the first); None otherwise. scheduled_time: when the request first started
-    to run, with the first token; None otherwise. num_preemptions: of the choice, so far.
+    to run, with the first token; None otherwise. num_preemptions: of the choice, so far. complete:
+    whether the choice ends since a grammar allows nothing more, so that its last token is text.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: str | None = None
     scheduled_time: float | None = None
     num_preemptions: int = 0
+    complete: bool = False
 
 
 class Scheduler:
@@ -132,7 +134,10 @@ class Scheduler:
         for request in choices:
             reason, stop = self._end_of(request)
             if reason is not None:
-                update = Update(request.request_id, request.index, (), (), reason, stop)
+                complete = reason == "stop" and _is_complete(request)
+                update = Update(
+                    request.request_id, request.index, (), (), reason, stop, complete=complete
+                )
                 self._ended.append(update)
                 continue
             self._register(request)
@@ -454,11 +459,16 @@ class Scheduler:
         first = len(request.tokens) == request.num_prompt_tokens
         reason: FinishReason | None = None
         stop: int | None = None
+        error: str | None = None
         used = 0
         while reason is None and used < len(tokens):
             token = tokens[used]
             used += 1
             request.tokens.append(token)
+            if request.constraint is not None:
+                error = _follow(request, token)
+                reason, stop = ("error", None) if error else self._end_of(request)
+                continue
             length = len(request.tokens)
             # Most often none of this holds, and no call is made.
             if (
@@ -483,9 +493,10 @@ class Scheduler:
             stop,
             request.num_cached_tokens,
             prompt_logprobs,
-            None,
+            error,
             request.scheduled_at if first else None,
             request.num_preemptions,
+            reason == "stop" and _is_complete(request),
         )
 
     def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
@@ -493,6 +504,8 @@ class Scheduler:
         token, count = request.tokens[-1], len(request.tokens) - request.num_prompt_tokens
         if token in request.stop_ids and count > request.params.min_tokens:
             return "stop", None if token in request.eos_ids else token
+        if request.constraint is not None and request.constraint.complete:
+            return "stop", None
         if count >= request.max_tokens or len(request.tokens) >= self.max_model_len:
             return "length", None
         return None, None
@@ -516,6 +529,21 @@ def _check_limits(kv: KVManager, max_model_len: int, preemption_mode: str) -> No
     if preemption_mode not in get_args(PreemptionMode):
         modes = ", ".join(get_args(PreemptionMode))
         raise ConfigError(f"preemption_mode must be one of {modes}, not {preemption_mode!r}")
+
+
+def _follow(request: Request, token: int) -> str | None:
+    """Tell the constraint of a request what it gained; an error or None."""
+    assert request.constraint is not None
+    try:
+        request.constraint.advance(token)
+    except EngineError as error:
+        return str(error)
+    return None
+
+
+def _is_complete(request: Request) -> bool:
+    """Whether a request that has stopped did so since nothing may follow its last token."""
+    return request.constraint is not None and request.tokens[-1] not in request.stop_ids
 
 
 def _collect(request: Request, row: PlanRow, gained: RowResult) -> None:

@@ -31,7 +31,8 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     engine's clock; without an arrival time, a request arrives when the engine queues it. priority:
     lower is earlier. cache_salt: only requests with equal ones share cached blocks. seed: the one
     that the client has drawn for a request without one, so that any engine draws the same tokens.
-    continuation: of a request that an engine has accepted before and did not end.
+    continuation: of a request that an engine has accepted before and did not end. grammar: what
+    `params.structured_outputs` asks for, as the front door has checked it (`text.grammar`).
     """
 
     request_id: str
@@ -44,3 +45,4 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str | None = None
     seed: int | None = None
     continuation: Continuation | None = None
+    grammar: str | None = None

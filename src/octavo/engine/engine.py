@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.core.kv_manager import KVManager
-from octavo.core.plan import StepPlan, StepResult
+from octavo.core.plan import RunnerLimits, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, Update
@@ -26,8 +26,11 @@ from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
 from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
 from octavo.log import get_logger
+from octavo.models.files import resolve_tokenizer
 from octavo.params import SamplingParams
 from octavo.processes import Owner
+from octavo.text.matcher import Grammars, Matcher
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
 
@@ -56,6 +59,7 @@ class Engine:
         executor: Executor,
         policy: Policy,
         clock: Clock = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         limits = executor.limits
         self.config = config
@@ -90,17 +94,18 @@ class Engine:
             gauges=self.scheduler.fallback.gauges(),
             explain=executor.explain(),
         )
+        self.grammars = grammars or _grammars(config, limits)
         self.recorder = StatsRecorder()
         self._dead: str | None = None
         self._owner = Owner("this engine")
         self._seeds = SeedSource(config.seed)
 
     def add_request(self, submission: Submission) -> None:
-        """Queue a request that `admission.admit` has accepted.
+        """Queue a request that `admission.admit` has accepted; waits until its grammar is compiled.
 
-        Raises RequestError if its id is in flight, QueueFullError when too many wait or the
-        policy refuses it, EngineDeadError when the engine has stopped. A request that another
-        engine has accepted continues; it is not refused.
+        Raises RequestError if its id is in flight or its grammar is too large, QueueFullError when
+        too many wait or the policy refuses it, EngineDeadError when the engine has stopped. A
+        request that another engine has accepted continues; it is not refused.
         """
         self._check_alive()
         if submission.continuation is not None:
@@ -146,7 +151,23 @@ class Engine:
             eos_ids=() if params.ignore_eos else eos,
             index=index,
             output_ids=outputs,
+            constraint=self._constraint(submission, outputs),
         )
+
+    def may_add(self, submission: Submission) -> bool:
+        """Whether `add_request` need not wait: begins to compile a grammar if there is one."""
+        return submission.grammar is None or self.grammars.compile(submission.grammar).done()
+
+    def _constraint(self, submission: Submission, outputs: tuple[int, ...]) -> Matcher | None:
+        """What holds a request to its grammar, which may have to be compiled first, after the
+        tokens that it has gained elsewhere."""
+        if submission.grammar is None:
+            return None
+        compiled = self.grammars.compile(submission.grammar).result()
+        matcher = self.grammars.matcher(compiled, submission.params.stop_token_ids or ())
+        for token in outputs:
+            matcher.advance(token)
+        return matcher
 
     @property
     def queue_space(self) -> int:
@@ -172,6 +193,8 @@ class Engine:
     def _plan(self) -> None:
         started = self.clock()
         plan = self.scheduler.schedule(started)
+        if self.grammars.in_use:  # masks are filled while the model runs
+            self.grammars.fill({s.mask: None for row in plan.rows for s in row.samples if s.mask})
         self._submitted.append(SubmittedStep(plan, self._submit(plan), started))
 
     def _commit(self) -> list[Update]:
@@ -231,6 +254,7 @@ class Engine:
         self._submitted.clear()
         self.scheduler.close()
         self.executor.close()
+        self.grammars.close()
 
     def explain(self) -> dict[str, str]:
         """What implements each operation, and why."""
@@ -294,6 +318,15 @@ class Engine:
 def _computes(plan: StepPlan) -> bool:
     """Whether there is something to do for the executor."""
     return bool(plan.rows or plan.copies)
+
+
+def _grammars(config: EngineConfig, limits: RunnerLimits) -> Grammars:
+    """Grammars over the model's tokenizer, which is not read before the first one comes."""
+
+    def tokenizer() -> Tokenizer:
+        return load_tokenizer(resolve_tokenizer(config.model, config.revision, config.tokenizer))
+
+    return Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids)
 
 
 def stop_ids(params: SamplingParams, eos: tuple[int, ...]) -> tuple[int, ...]:

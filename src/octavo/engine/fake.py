@@ -232,4 +232,8 @@ class FakeRunner:
             token = hashed(history, spec, self.limits.vocab_size)
         while spec.min_tokens_left > 0 and token in spec.stop_ids:
             token = (token + 1) % self.limits.vocab_size
+        if spec.mask is not None:
+            words = spec.mask.words()
+            while not words[token // 32] >> (token % 32) & 1:
+                token = (token + 1) % self.limits.vocab_size
         return token

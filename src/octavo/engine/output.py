@@ -120,8 +120,9 @@ class OutputProcessor:
 class _Choice:
     """One choice so far. `detokenizer` is None if text is decoded at the end, or not at all."""
 
-    __slots__ = ("changed", "cumulative", "delivered", "detokenizer", "earlier_preemptions",
-                 "finish_reason", "index", "logprobs", "preemptions", "stop_reason", "text",
+    __slots__ = ("changed", "complete", "cumulative", "delivered", "detokenizer",
+                 "earlier_preemptions", "finish_reason", "index", "logprobs", "preemptions",
+                 "stop_reason", "text",
                  "token_ids")  # fmt: skip
 
     def __init__(self, index: int, detokenizer: Detokenizer | None, with_logprobs: bool) -> None:
@@ -137,6 +138,7 @@ class _Choice:
         self.earlier_preemptions = 0  # by engines that have died
         self.delivered = 0  # tokens that earlier outputs of kind DELTA held
         self.changed = False  # since the last output
+        self.complete = False  # a grammar ended it, whose last token is text
 
     @property
     def finished(self) -> bool:
@@ -221,8 +223,10 @@ class _State:
         if update.error is not None:
             self.error = update.error
         stopped = None
+        choice.complete = update.complete
+        hides_last = self._hides_last(choice, update.finish_reason)
         if choice.detokenizer is not None:
-            ids, stopped = self._follow(choice.detokenizer, ids, update.finish_reason)
+            ids, stopped = self._follow(choice.detokenizer, ids, hides_last)
         choice.token_ids += ids
         if choice.logprobs is not None:
             self._add_logprobs(choice, update.logprobs[: len(ids)])
@@ -241,7 +245,8 @@ class _State:
             choice.detokenizer.finish()
         elif self.params.detokenize and choice.token_ids:
             detokenizer = self._detokenizer()
-            detokenizer.append(self._shown(choice.token_ids, reason))
+            hides_last = self._hides_last(choice, reason)
+            detokenizer.append(choice.token_ids[:-1] if hides_last else choice.token_ids)
             detokenizer.finish()
             choice.text = detokenizer.text
 
@@ -275,20 +280,20 @@ class _State:
         )
 
     def _detokenizer(self) -> Detokenizer:
-        # The engine decides which id ends a choice (`_shown`), so the detokenizer hides none.
+        # The engine decides which id ends a choice (`_hides_last`), so the detokenizer hides none.
         return Detokenizer(self.tokenizer, self.params, self.prompt_ids, stop_ids=())
 
-    def _shown(self, ids: Sequence[int], reason: FinishReason | None) -> Sequence[int]:
-        """The ids that have text: not the end-of-text or stop id that ended the choice."""
-        hidden = reason == "stop" and not self.params.include_stop_str_in_output
-        return ids[:-1] if hidden else ids
+    def _hides_last(self, choice: _Choice, reason: FinishReason | None) -> bool:
+        """Whether the last id has no text: the end-of-text or stop id that ended the choice."""
+        ends = reason == "stop" and not choice.complete
+        return ends and not self.params.include_stop_str_in_output
 
     def _follow(
-        self, detokenizer: Detokenizer, ids: Sequence[int], reason: FinishReason | None
+        self, detokenizer: Detokenizer, ids: Sequence[int], hides_last: bool
     ) -> tuple[Sequence[int], str | None]:
         """Decode new ids; returns (the ids that count, the stop string that was completed)."""
         before = detokenizer.count
-        detokenizer.append(self._shown(ids, reason))
+        detokenizer.append(ids[:-1] if hides_last else ids)
         if detokenizer.stopped is None:
             return ids, None
         return ids[: detokenizer.count - before], detokenizer.stopped

@@ -29,6 +29,7 @@ from setproctitle import setproctitle
 from octavo import progress
 from octavo.config import EngineConfig
 from octavo.core.policy_registry import create_policy
+from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, FailsIdle
 from octavo.engine.messages import (
@@ -61,6 +62,7 @@ BEAT_SECONDS = 0.5
 STATS_SECONDS = 0.25
 FADE_SECONDS = 1.0  # between snapshots of an idle engine whose window still holds steps
 _LINGER_MS = 2000
+_COMPILE_MS = 5  # between two looks at a grammar that is being compiled, when there is no work
 
 
 class Outbox:
@@ -109,6 +111,7 @@ class Loop:
         self._failure = executor.failure_fd if isinstance(executor, FailsIdle) else None
         if self._failure is not None:
             self._poller.register(self._failure, zmq.POLLIN)
+        self._held: dict[str, Submission] = {}  # until their grammars are compiled
         self._stats_due = 0.0
         self._stop = False
 
@@ -125,10 +128,10 @@ class Loop:
         """Execute all commands that have arrived; `wait` for one if there is no work."""
         ready = dict(self._poller.poll(0))
         if wait and not ready:
-            ready = self._idle()
+            ready = dict(self._poller.poll(_COMPILE_MS)) if self._held else self._idle()
         if self._failure in ready:
             self._engine.check_executor()
-        if self._inbox in ready:
+        if self._inbox in ready or self._held:
             self._read_inbox()
         if self._parent in ready and not self._stop:
             logger.warning("the web process has ended; the engine stops")
@@ -155,26 +158,38 @@ class Loop:
             except zmq.Again:
                 break
             self._act(self._decoder.decode(frame), accepted)
+        for submission in list(self._held.values()):
+            if self._engine.may_add(submission):
+                del self._held[submission.request_id]
+                self._add(submission, accepted)
         if accepted:
             self._outbox.send(Accepted(accepted))
 
     def _act(self, command: Command, accepted: list[str]) -> None:
         if isinstance(command, Add):
-            try:
-                self._engine.add_request(command.submission)
-            except RequestError as error:
-                self._outbox.send(Refused(command.submission.request_id, Fault.of(error)))
+            submission = command.submission
+            if self._engine.may_add(submission):
+                self._add(submission, accepted)
             else:
-                accepted.append(command.submission.request_id)
+                self._held[submission.request_id] = submission
         elif isinstance(command, Abort):
             for request_id in command.request_ids:
-                self._engine.abort(request_id)
+                if self._held.pop(request_id, None) is None:
+                    self._engine.abort(request_id)
         elif isinstance(command, FinishChoice):
             self._engine.finish_choice(command.request_id, command.index)
         elif isinstance(command, ResetPrefixCache):
             self._outbox.send(PrefixCacheReset(self._engine.reset_prefix_cache()))
         else:
             self._stop = True
+
+    def _add(self, submission: Submission, accepted: list[str]) -> None:
+        try:
+            self._engine.add_request(submission)
+        except RequestError as error:
+            self._outbox.send(Refused(submission.request_id, Fault.of(error)))
+        else:
+            accepted.append(submission.request_id)
 
     def _report(self) -> None:
         now = self._engine.clock()

@@ -14,6 +14,7 @@ from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import RequestError, RequestTypeError, counted, shown
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.text.chat import encode_chat, read_chat_template
+from octavo.text.grammar import grammar_of
 from octavo.text.tokenizer import Tokenizer, bad_words_ids
 from octavo.vllm_names import Kind, Status, find
 
@@ -93,6 +94,7 @@ class RequestMaker:
                 "sampling_params",
             )
         text, ids = self._tokens(prompt)
+        form = params.structured_outputs
         words = bad_words_ids(self._tokenizer, params.bad_words) if params.bad_words else ()
         submission = Submission(
             request_id,
@@ -102,6 +104,7 @@ class RequestMaker:
             priority=priority,
             deadline=deadline_at(deadline, self._clock()),
             cache_salt=_salt(prompt),
+            grammar=None if form is None else grammar_of(form),
         )
         return Prompted(admit(submission, self._capabilities), text)
 

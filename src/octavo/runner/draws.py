@@ -52,6 +52,7 @@ class _Batch:
         rows: Sequence[int] | None,
     ) -> None:
         table = sampler.for_kernels(logits)
+        self._specs = specs
         self._items, plain = sampler.items_of(specs, rows)
         self._errors: dict[int, str] = {}
         self._asking: list[int] = []
@@ -68,6 +69,7 @@ class _Batch:
         if self._asking:
             wanted = sampler.logprob_items(specs, self._items, self._asking, table.shape[1])
             wanted["token"] = self._asking
+            table = sampler.masked(table, specs, self._asking, wanted)
             self._logprobs = (wanted, device.launch_logprobs(table, wanted, self.drawn))
 
     def read(self) -> list[Sampled]:
@@ -79,7 +81,12 @@ class _Batch:
             wanted, read = self._logprobs
             values = read()
             wanted["token"] = self._items["token"][self._asking]
-            found = dict(zip(self._asking, sampler.token_logprobs(wanted, values), strict=True))
+            found = {
+                n: sampler.possible(entry, self._specs[n])
+                for n, entry in zip(
+                    self._asking, sampler.token_logprobs(wanted, values), strict=True
+                )
+            }
         return sampler.sampled(self._items, self._errors, found)
 
 

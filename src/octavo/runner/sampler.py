@@ -1,24 +1,27 @@
 """Logits to tokens: a pure function of the logits and of each row's `SampleSpec`.
 
-The order of processors: allowed ids and bad words, logit bias, repetition penalty, frequency and
-presence penalties, the min-tokens mask; then temperature, top-k, top-p, min-p, and the draw.
-Log-probabilities are those of the raw logits, before all of that. Tie-breaking and random numbers
-are specified in `kernels.sampling`; the device's kernels draw. Penalties, bias and masks are
-applied here, to copies of rows in host memory, or by the device (`EditsLogits`).
+The order of processors: the mask of a grammar, allowed ids and bad words, logit bias, repetition
+penalty, frequency and presence penalties, the min-tokens mask; then temperature, top-k, top-p,
+min-p, and the draw. Log-probabilities are those of the raw logits, before all of that but the
+grammar's mask. Tie-breaking and random numbers are specified in `kernels.sampling`; the device's
+kernels draw. Penalties, bias and masks are applied here, to copies of rows in host memory, or by
+the device (`EditsLogits`).
 
 A row whose logits contain a NaN or +inf, or where no token is left to draw, gets an error; other
 rows are unaffected. A logit of -inf is a token that cannot be drawn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.plan import SampleSpec, TokenLogprobs
+from octavo.core.plan import SampleSpec, TokenLogprobs, TokenMask
+from octavo.errors import EngineError
 from octavo.kernels import sampling as ops
 from octavo.kernels.sampling import EditsLogits, SamplingKernels
 from octavo.params import SamplingParams
@@ -37,7 +40,7 @@ NOT_NUMBERS = "the model gave logits that are not numbers (NaN or infinity)"
 _MESSAGES = {
     ops.NOT_FINITE: NOT_NUMBERS,
     ops.EMPTY: "no token is left to draw: allowed_token_ids, bad_words, min_tokens and the "
-    "model's own masks exclude all of them",
+    "model's own masks, or structured_outputs, exclude all of them",
 }
 
 
@@ -122,7 +125,8 @@ def adjusts(spec: SampleSpec) -> bool:
     """Whether anything changes this row's logits before temperature and filters."""
     params = spec.params
     return bool(
-        params.needs_history
+        spec.mask is not None
+        or params.needs_history
         or spec.bad_words
         or params.logit_bias
         or params.allowed_token_ids is not None
@@ -197,19 +201,33 @@ def edited_rows(
         drawn = items[begin : begin + len(table)].copy()
         closed = np.zeros(len(drawn), np.bool_)
         changes = [np.zeros(0, ops.EDIT)]
+        masks: dict[int, NDArray[np.bool_]] = {}
         for n, spec in enumerate(specs[begin : begin + len(table)]):
             if not adjusts(spec):
                 continue
             try:
+                if spec.mask is not None:
+                    masks[n] = _closed(spec.mask, vocab)
                 changes.append(edits(spec, vocab))
-            except IndexError:
-                errors[begin + n] = _unknown_id(spec, vocab)
+            except (IndexError, EngineError) as error:
+                known = isinstance(error, EngineError)
+                errors[begin + n] = str(error) if known else _unknown_id(spec, vocab)
                 continue
             changes[-1]["place"] += n * vocab
             closed[n] = spec.params.allowed_token_ids is not None
         copies = kernels.edited(table, drawn["row"].copy(), closed, np.concatenate(changes))
+        _close(copies, masks)
         drawn["row"] = range(len(drawn))
         yield begin, copies, drawn
+
+
+def _close(rows: torch.Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> None:
+    """Let no token be drawn from `rows` [N, V] where the mask [V] of a row, by its number, is
+    true; in place."""
+    if masks:
+        closed = torch.from_numpy(np.stack(list(masks.values()))).to(rows.device)
+        at = torch.tensor(list(masks), device=rows.device)
+        rows[at] = rows[at].masked_fill_(closed, -torch.inf)
 
 
 def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
@@ -249,7 +267,36 @@ def _requested_logprobs(
     if not asking:
         return {}
     wanted = logprob_items(specs, items, asking, table.shape[1])
-    return dict(zip(asking, token_logprobs(wanted, kernels.logprobs(table, wanted)), strict=True))
+    table = masked(table, specs, asking, wanted)
+    entries = token_logprobs(wanted, kernels.logprobs(table, wanted))
+    return {i: possible(entry, specs[i]) for i, entry in zip(asking, entries, strict=True)}
+
+
+def masked(
+    table: torch.Tensor, specs: Sequence[SampleSpec], asking: Sequence[int], wanted: ops.Items
+) -> torch.Tensor:
+    """The rows from which the log-probabilities of the specs `asking` are read: those of `table`,
+    or copies in which the tokens that a grammar excludes are -inf. wanted: items of them, whose
+    rows are changed with that."""
+    masks: dict[int, NDArray[np.bool_]] = {}
+    for n, i in enumerate(asking):
+        if (mask := specs[i].mask) is not None:
+            with suppress(EngineError):  # which `draw` has met, too: there is no token
+                masks[n] = _closed(mask, table.shape[1])
+    if not masks:
+        return table
+    copies = table[torch.from_numpy(wanted["row"].copy()).to(table.device)].float()
+    _close(copies, masks)
+    wanted["row"] = range(len(asking))
+    return copies
+
+
+def possible(entry: TokenLogprobs, spec: SampleSpec) -> TokenLogprobs:
+    """Without the alternatives that a grammar excludes."""
+    if spec.mask is None:
+        return entry
+    end = 1 + sum(value > -np.inf for value in entry.logprobs[1:])
+    return TokenLogprobs(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end])
 
 
 def logprob_items(
@@ -287,11 +334,15 @@ def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
         _process(row, spec)
     except IndexError:  # admission rejects such ids; here they must not affect other rows
         return _unknown_id(spec, row.size)
+    except EngineError as error:  # of its mask
+        return str(error)
     return None
 
 
 def _process(row: _Floats, spec: SampleSpec) -> None:
     params = spec.params
+    if spec.mask is not None:
+        row[_closed(spec.mask, row.size)] = -np.inf
     if params.allowed_token_ids is not None:
         allowed = _index(params.allowed_token_ids)
         kept = row[allowed]
@@ -309,6 +360,13 @@ def _process(row: _Floats, spec: SampleSpec) -> None:
         _penalize_output(row, spec.output_ids, params)
     if spec.min_tokens_left > 0 and spec.stop_ids:
         row[_index(spec.stop_ids)] = -np.inf
+
+
+def _closed(mask: TokenMask, vocab: int) -> NDArray[np.bool_]:
+    """bool [V]: where a token may not be drawn."""
+    bits = np.unpackbits(mask.words().view(np.uint8), count=vocab, bitorder="little")
+    closed: NDArray[np.bool_] = bits == 0
+    return closed
 
 
 def _unknown_id(spec: SampleSpec, vocab_size: int) -> str:

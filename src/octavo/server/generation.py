@@ -43,6 +43,8 @@ async def make_submission(
 ) -> Submission:
     """An admitted request. Raises RequestError for what the model cannot serve."""
     now = time.monotonic()
+    with body_field_names(body):
+        grammar = await service.prompts.grammar(params.structured_outputs)
     submission = Submission(
         service.client.new_id(),
         tuple(token_ids),
@@ -52,6 +54,7 @@ async def make_submission(
         priority=body.priority or 0,
         deadline=deadline_at(body.deadline, now),
         cache_salt=body.cache_salt,
+        grammar=grammar,
     )
     with body_field_names(body):
         return admit(submission, service.client.capabilities)
@@ -77,7 +80,8 @@ async def submit(
     name = request_id(request, body.request_id)
     model = service.model_name(body.model)
     try:
-        batch = await service.client.submit([submission for submission, _ in prompted])
+        with body_field_names(body):
+            batch = await service.client.submit([submission for submission, _ in prompted])
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise

@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.errors import ContextLengthError, counted
+from octavo.errors import ContextLengthError, RequestError, counted
 from octavo.models.files import resolve_tokenizer
 from octavo.server.protocol import ChatBody, TokenizeBody
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
+from octavo.text.grammar import grammar_of
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
 
+GRAMMAR_SECONDS = 5.0  # for what a request says of its answer's form
 T = TypeVar("T")
 
 
@@ -73,6 +76,18 @@ class PromptEncoder:
     async def bad_words(self, texts: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
         """Each banned text as token sequences."""
         return await self.in_thread(bad_words_ids, self.tokenizer, texts) if texts else ()
+
+    async def grammar(self, form: StructuredOutputsParams | None) -> str | None:
+        """What a text of this form must match. Raises RequestError if that cannot be enforced."""
+        if form is None:
+            return None
+        try:
+            return await asyncio.wait_for(self.in_thread(grammar_of, form), GRAMMAR_SECONDS)
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"{form.param} is too complex: it was not checked within {GRAMMAR_SECONDS:g} s",
+                form.param,
+            ) from None
 
     def _check_length(self, characters: int, param: str) -> None:
         at_least = characters // self._longest

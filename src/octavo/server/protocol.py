@@ -18,6 +18,7 @@ import msgspec
 from octavo import vllm_names
 from octavo.errors import RequestError, RequestTypeError, nearest, shown
 from octavo.params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
+from octavo.server.response_format import renamed, structured_outputs
 from octavo.vllm_names import Kind, Status
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as far as the window has room
@@ -124,6 +125,8 @@ class _Generation(_Body, kw_only=True):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class CompletionBody(_Generation, kw_only=True):
@@ -331,7 +334,8 @@ def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
 _SHARED = tuple(
     name
     for name in _Generation.__struct_fields__
-    if name in SamplingParams.__dataclass_fields__ and name not in ("logit_bias", "logprobs")
+    if name in SamplingParams.__dataclass_fields__
+    and name not in ("logit_bias", "logprobs", "structured_outputs")
 )
 
 
@@ -352,15 +356,19 @@ def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]
         options.update(_completion_options(body))
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     with body_field_names(body):
-        return SamplingParams(**options, output_kind=kind)
+        form = structured_outputs(body.response_format, body.structured_outputs)
+        return SamplingParams(**options, output_kind=kind, structured_outputs=form)
 
 
 @contextlib.contextmanager
 def body_field_names(body: CompletionBody | ChatBody) -> Iterator[None]:
-    """Errors about `max_tokens` name `max_completion_tokens` if the body used that name."""
+    """Errors about `max_tokens` name `max_completion_tokens` if the body used that name, and those
+    of structured outputs `response_format`."""
     try:
         yield
     except RequestError as error:
+        if body.response_format is not None and (other := renamed(error)) is not error:
+            raise other from None
         new = "max_completion_tokens"
         if error.param != "max_tokens" or getattr(body, new, None) is None:
             raise

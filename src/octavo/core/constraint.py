@@ -1,0 +1,31 @@
+"""The interface of what limits a choice's next token, such as a grammar (`octavo.text.matcher`).
+
+It belongs to a request. Its state is a function of the tokens that the choice has gained, so it
+needs nothing for preemption, swap or the prefix cache.
+"""
+
+from typing import Protocol
+
+from octavo.core.plan import TokenMask
+
+
+class Constraint(Protocol):
+    """The state of one choice."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no token can follow: the choice ends here."""
+        ...
+
+    def mask(self) -> TokenMask:
+        """Of the next token; the same object until the choice gains one."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """The choice gains a token; one that ends it changes nothing. Raises EngineError for one
+        that may not follow."""
+        ...
+
+    def copy(self) -> "Constraint":
+        """The same state, for another choice of the request."""
+        ...

@@ -1,0 +1,119 @@
+"""From what a request says of its text's form to a grammar, in llguidance's notation.
+
+Free of any tokenizer: the front door calls `grammar_of`, which also checks that the grammar can be
+enforced, and sends the result along with the request. Matching it is in `octavo.text.matcher`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from octavo.errors import RequestError, brief
+from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text import json_schema, structural_tag
+
+_MAX_MESSAGE = 300
+_CHECKED = 256  # grammars that are remembered
+# Where llguidance says in which line and column of its own text an error is.
+_PLACE = re.compile(r"^(?:at|near) \d+\(\d+\): ")
+
+
+def limits() -> LLParserLimits:
+    """Of what a grammar may take. Messages do not show the parser's state."""
+    return LLParserLimits(verbose_errors=False)
+
+
+@lru_cache(_CHECKED)
+def grammar_of(params: StructuredOutputsParams) -> str:
+    """The grammar of the texts that `params` asks for.
+
+    Raises RequestError where it is malformed or cannot be enforced.
+    """
+    try:
+        grammar = _MAKERS[params.kind](params)
+    except RequestError:
+        raise
+    except Exception as error:  # llguidance raises bare Exception for a fault of GBNF
+        raise _refused(params.param, str(error)) from error
+    check(grammar, params.param)
+    return grammar
+
+
+def check(grammar: str, param: str) -> None:
+    """Raise RequestError, whose field is `param`, unless all of `grammar` can be enforced."""
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    if messages:  # an error; or what would be ignored
+        raise _refused(param, messages[0])
+
+
+def _refused(param: str, message: str) -> RequestError:
+    lines = [line for line in message.splitlines() if line.strip()]
+    text = _PLACE.sub("", lines[0]) if lines else "it is not valid"
+    if text.rstrip().endswith("regex parse error:"):  # the reason is in the last line of several
+        reasons = [line for line in lines if line.startswith("error: ")]
+        text = f"not a regular expression: {reasons[0][7:]}" if reasons else text
+    return RequestError(
+        f"{param} cannot be enforced: {brief(ValueError(text), _MAX_MESSAGE)}", param
+    )
+
+
+def json_grammar(
+    schema: Mapping[str, object], whitespace: str | None = json_schema.WHITESPACE
+) -> str:
+    """The grammar of the JSON texts of a checked schema. whitespace: None for none at all."""
+    options: dict[str, object] = {"whitespace_flexible": whitespace is not None, "lenient": False}
+    if whitespace is not None:
+        options["whitespace_pattern"] = whitespace
+    return LLMatcher.grammar_from_json_schema(dict(schema), overrides=options)  # type: ignore[arg-type]
+
+
+def _json(params: StructuredOutputsParams) -> str:
+    assert isinstance(params.json, str)  # settled
+    schema = json_schema.load(params.json, params.param)
+    return _json_with(params, schema)
+
+
+def _json_object(params: StructuredOutputsParams) -> str:
+    return _json_with(params, {"type": "object"})
+
+
+def _json_with(params: StructuredOutputsParams, schema: dict[str, object]) -> str:
+    if params.disable_additional_properties:
+        schema = json_schema.without_additional_properties(schema, params.param)
+    if params.disable_any_whitespace:
+        return json_grammar(schema, None)
+    return json_grammar(schema, params.whitespace_pattern or json_schema.WHITESPACE)
+
+
+def _regex(params: StructuredOutputsParams) -> str:
+    return LLMatcher.grammar_from_regex(json_schema.ascii_classes(str(params.regex)))
+
+
+def _choice(params: StructuredOutputsParams) -> str:
+    options = " | ".join(map(json.dumps, params.choice or ()))
+    return LLMatcher.grammar_from_lark(f"start: {options}")
+
+
+def _grammar(params: StructuredOutputsParams) -> str:
+    text = str(params.grammar)
+    rules = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "//"))]
+    is_gbnf = any("::=" in line for line in rules)
+    return LLMatcher.grammar_from_lark(any_to_lark(text) if is_gbnf else text)
+
+
+def _structural_tag(params: StructuredOutputsParams) -> str:
+    return structural_tag.grammar(str(params.structural_tag), params.param)
+
+
+_MAKERS: Mapping[str, Callable[[StructuredOutputsParams], str]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
+}

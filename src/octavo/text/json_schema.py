@@ -1,0 +1,224 @@
+"""What is refused of a JSON Schema before it becomes a grammar.
+
+llguidance refuses keywords that it knows and cannot enforce, and ignores those that it does not
+know. Here a misspelled keyword, one that would be ignored although it means something, a schema
+nested too deep, and one that only infinite documents satisfy are errors that say where.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from octavo.errors import RequestError, nearest, shown
+
+MAX_DEPTH = 64
+
+# Up to so many characters between the tokens of JSON: enough for an indent of four spaces at depth
+# nine, and too few for a text of whitespace, in which weak models end when any number is allowed.
+WHITESPACE = r"[ \t\r\n]{0,40}"
+
+# Keywords whose value is a schema, a list of schemas, or schemas by name.
+_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
+        "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems",
+           "maxItems", "uniqueItems", "minContains", "maxContains", "dependentRequired",
+           "dependencies", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
+           "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$ref", "$dynamicRef",
+           "$recursiveRef")  # fmt: skip
+# They say something to people or to programs, and nothing about which documents are valid.
+_ANNOTATIONS = ("title", "description", "default", "example", "examples", "deprecated", "readOnly",
+                "writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$dynamicAnchor",
+                "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema",
+                "discriminator", "externalDocs", "xml", "strict")  # fmt: skip
+_KEYWORDS = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS))
+_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\r\n\f\v"}
+_INSTEAD = {
+    "nullable": 'is OpenAPI\'s; write "type": ["string", "null"], say',
+    "x-guidance": "is the library's; use whitespace_pattern and the other fields of "
+    "structured_outputs",
+}
+
+
+def load(text: str, param: str) -> dict[str, Any]:
+    """The schema in `text`, checked. Raises RequestError, whose field is `param`."""
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise _too_deep(param) from None
+    except ValueError as error:
+        raise RequestError(f"{param} is not JSON: {error}", param) from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} must be a JSON Schema, an object, not {shown(schema)}", param)
+    for path, part in _schemas(schema, param):
+        _check_keywords(path, part, param)
+    if not _Finite(schema).holds():
+        raise RequestError(
+            f"{param} recurs without an end: no finite document satisfies it; let a property "
+            "that leads back to the schema be optional, or null",
+            param,
+        )
+    _make_classes_ascii(schema, param)
+    return schema
+
+
+def _make_classes_ascii(schema: dict[str, Any], param: str) -> None:
+    for _, part in _schemas(schema, param):
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = ascii_classes(part["pattern"])
+
+
+def ascii_classes(pattern: str) -> str:
+    r"""An expression in which \d, \w and \s stand for ASCII characters, as in ECMAScript.
+
+    Rust's expressions, which llguidance takes, would have the digits of all scripts in \d.
+    """
+    found: list[str] = []
+    inside, rest = False, iter(pattern)
+    for letter in rest:
+        if letter == "\\":
+            following = next(rest, "")
+            plain = _CLASSES.get(following)
+            found.append(f"\\{following}" if plain is None else plain if inside else f"[{plain}]")
+            continue
+        if letter == "[" and not inside:
+            inside = True
+        elif letter == "]" and inside and found[-1] not in ("[", "^"):
+            inside = False
+        found.append(letter)
+    return "".join(found)
+
+
+def without_additional_properties(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """A copy in which objects that list properties have no others, unless it says so itself."""
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    for _, part in _schemas(copy, param):
+        if "properties" in part:
+            part.setdefault("additionalProperties", False)
+    return copy
+
+
+def _schemas(schema: dict[str, Any], param: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every subschema that is an object, with where it is. Raises RequestError if too deep."""
+    left: list[tuple[str, Any, int]] = [("", schema, 0)]
+    while left:
+        path, part, depth = left.pop()
+        if depth > MAX_DEPTH:
+            raise _too_deep(param)
+        if not isinstance(part, dict):
+            continue
+        yield path or "the schema", part
+        left += [(f"{path}/{step}", inner, depth + 1) for step, inner in _inside(part)]
+
+
+def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in _ONE:
+        if isinstance(part.get(name), dict):
+            yield name, part[name]
+    for name in _LISTS:
+        if isinstance(part.get(name), list):
+            yield from ((f"{name}/{i}", inner) for i, inner in enumerate(part[name]))
+    for name in _NAMED:
+        if isinstance(part.get(name), dict):
+            yield from ((f"{name}/{key}", inner) for key, inner in part[name].items())
+
+
+def _too_deep(param: str) -> RequestError:
+    return RequestError(f"{param} is nested more than {MAX_DEPTH} deep", param)
+
+
+def _check_keywords(path: str, part: Mapping[str, Any], param: str) -> None:
+    for name in part:
+        if name in _KEYWORDS or (name.startswith("x-") and name not in _INSTEAD):
+            continue
+        if (instead := _INSTEAD.get(name)) is None:
+            instead = f"is no keyword of JSON Schema{nearest(name, _KEYWORDS)}"
+        raise RequestError(f"{param}: {shown(name)} in {shown(path, 80)} {instead}", param)
+
+
+class _Finite:
+    """Whether some finite document satisfies a schema, as far as its recursion decides that.
+
+    The least fixed point over the targets of `$ref`: each is taken for infinite until what it
+    refers to is known to be finite.
+    """
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+        self._finite: set[str] = set()
+        parts = [part for _, part in _schemas(schema, "")]
+        self._targets = {
+            ref: target
+            for part in parts
+            if isinstance(ref := part.get("$ref"), str)
+            and (target := _target(schema, ref)) is not None
+        }
+
+    def holds(self) -> bool:
+        while True:
+            found = {ref for ref, target in self._targets.items() if self._is_finite(target)}
+            if found == self._finite:
+                return self._is_finite(self._schema)
+            self._finite = found
+
+    def _is_finite(self, part: Any) -> bool:
+        if not isinstance(part, dict) or "enum" in part or "const" in part:
+            return True
+        if (ref := part.get("$ref")) in self._targets and ref not in self._finite:
+            return False
+        for name in ("anyOf", "oneOf"):
+            options = part.get(name)
+            if isinstance(options, list) and not any(map(self._is_finite, options)):
+                return False
+        every = part.get("allOf")
+        if isinstance(every, list) and not all(map(self._is_finite, every)):
+            return False
+        return not self._must_nest(part)
+
+    def _must_nest(self, part: dict[str, Any]) -> bool:
+        """Whether each value holds one that cannot be finite."""
+        types = part.get("type", ["object", "array", "null"])
+        types = [types] if isinstance(types, str) else types
+        return not any(
+            not self._endless_object(part) if kind == "object"
+            else not self._endless_array(part) if kind == "array"
+            else True
+            for kind in types
+        )  # fmt: skip
+
+    def _endless_object(self, part: dict[str, Any]) -> bool:
+        required, properties = part.get("required"), part.get("properties")
+        if not isinstance(required, list) or not isinstance(properties, dict):
+            return False
+        return not all(
+            self._is_finite(properties.get(name)) for name in required if isinstance(name, str)
+        )
+
+    def _endless_array(self, part: dict[str, Any]) -> bool:
+        least = part.get("minItems", 0)
+        if not isinstance(least, int) or least < 1:
+            return False
+        first = part.get("prefixItems") or []
+        needed = [*first[:least], *([part.get("items")] if len(first) < least else [])]
+        return not all(map(self._is_finite, needed))
+
+
+def _target(schema: dict[str, Any], ref: str) -> Any:
+    """What a reference within the schema points to; None where that is nothing."""
+    if ref == "#":
+        return schema
+    if not ref.startswith("#/"):
+        return None
+    part: Any = schema
+    for step in ref[2:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and step.isdecimal() and int(step) < len(part):
+            part = part[int(step)]
+        elif isinstance(part, dict) and step in part:
+            part = part[step]
+        else:
+            return None
+    return part
