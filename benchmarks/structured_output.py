@@ -38,13 +38,15 @@ SCHEMA = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     form = StructuredOutputsParams(json=SCHEMA)
-    with LLM(model_file(args.model), swap_space=0, max_model_len=2048, load_progress=False) as llm:
+    with LLM(str(model_file(args.model)), swap_space=0, max_model_len=2048, load_progress=False) as llm:
         first = _first_token(llm, form)
         jobs = mixed()
         _run(llm, jobs, form), _run(llm, jobs, None)

@@ -21,7 +21,9 @@ PLANET = {
     "additionalProperties": False,
 }
 FORMS = {
-    "Describe the planet Mars as JSON.": StructuredOutputsParams(json=PLANET),
+    "Describe the planet Mars as JSON.": StructuredOutputsParams(
+        json=PLANET, disable_any_whitespace=True
+    ),
     "Is Mars larger than Earth?": StructuredOutputsParams(choice=["yes", "no"]),
     "When was the first walk on the Moon?": StructuredOutputsParams(regex=r"\d{4}-\d\d-\d\d"),
 }
@@ -34,7 +36,7 @@ def main() -> None:
 
     llm = LLM(args.model)
     params = [
-        SamplingParams(temperature=0, max_tokens=300, structured_outputs=form)
+        SamplingParams(temperature=0, max_tokens=100, structured_outputs=form)
         for form in FORMS.values()
     ]
     outputs = llm.chat([[{"role": "user", "content": q}] for q in FORMS], params, use_tqdm=False)

@@ -4,9 +4,9 @@ import json
 
 import jsonschema
 import pytest
-from schemas import SCHEMAS
 
 from octavo import LLM, SamplingParams
+from schemas import SCHEMAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(3000)]
 

@@ -18,7 +18,7 @@ from octavo.params import SamplingParams
 from octavo.utils.flags import flag_name
 
 # Not for a command line: the first two shape a Python caller's outputs.
-NO_FLAG = {"output_kind", "detokenize"}
+NO_FLAG = {"structured_outputs", "output_kind", "detokenize"}
 
 
 @pytest.fixture
