@@ -49,7 +49,6 @@ from octavo.text.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 EXECUTOR = "octavo.engine.executor:create_process_executor"
-_RETURNING = "the engine has died and is being started again"
 
 
 class Batch:
@@ -353,10 +352,7 @@ class EngineClient:
     @property
     def down(self) -> dict[int, str]:
         """Why engines answer nothing at the moment, by number; those that do are not there."""
-        return {
-            index: _RETURNING if self._pool.is_returning(self.links[index]) else reason
-            for index, reason in self._pool.down.items()
-        }
+        return self._pool.down
 
     @property
     def unhealthy_reason(self) -> str | None:

@@ -20,6 +20,7 @@ from octavo.log import get_logger
 
 logger = get_logger(__name__)
 
+_RETURNING = "the engine has died and is being started again"
 RESTART_SECONDS = 1.0  # so that an engine that dies at once does not keep the machine busy
 # What requests depend on; the rest (blocks, memory) may differ between engines.
 _SAME = ("model", "architecture", "device", "dtype", "kv_cache_dtype", "block_size",
@@ -75,6 +76,8 @@ class EnginePool:
             if self._failure in (None, error):
                 raise
             raise self._failure from error
+        if self._failure is not None:  # one died just after the load of the last
+            raise self._failure
         for link, found in zip(self.links[1:], others, strict=True):
             _check_same(first, found, link)
         self._started = True
@@ -82,28 +85,26 @@ class EnginePool:
 
     @property
     def serving(self) -> list[EngineLink]:
-        """Those that answer now; none before all are loaded."""
+        """Those that answer now; none before all are loaded, and compared."""
         if not self._started:
             return []
-        return [link for link in self.links if link.unhealthy_reason is None]
+        down = self.down
+        return [link for link in self.links if link.index not in down]
 
     @property
     def down(self) -> dict[int, str]:
-        """Why the others do not, by number."""
-        return {
-            link.index: reason
+        """Why the others do not, by number. One that is started again does not yet when it has
+        loaded, but when it was compared."""
+        reasons = {
+            link.index: _RETURNING if link.index in self._restarts else link.unhealthy_reason
             for link in self.links
-            if (reason := link.unhealthy_reason) is not None
         }
+        return {index: reason for index, reason in reasons.items() if reason is not None}
 
     @property
     def is_lost(self) -> bool:
         """Whether no engine is alive, and none will be."""
         return not self._restarts and all(link.reason is not None for link in self.links)
-
-    def is_returning(self, link: EngineLink) -> bool:
-        """Whether the dead engine of `link` is being started again."""
-        return link.index in self._restarts
 
     async def close(self) -> None:
         """Stop all processes and wait for their ends."""
@@ -156,6 +157,8 @@ class EnginePool:
         try:
             await link.open()
             _check_same(wanted, await link.loaded(), link)
+            if link.reason is not None:  # it died just after its load
+                raise EngineDeadError(link.reason)
         except Exception as error:  # noqa: BLE001 - the engine stays down, and the log says why
             logger.error("%s cannot be started again: %s", link.name, error)
             reason = error if isinstance(error, OctavoError) else EngineDeadError(str(error))
