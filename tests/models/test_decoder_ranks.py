@@ -33,7 +33,7 @@ PROMPTS = {"greedy": toys.prompt(40), "seeded": toys.prompt(21, 1)}
 QUICK = {
     "llama-biases": 4, "mistral-window": 2, "qwen2": 4, "qwen3-bias": 4, "gemma2-untied": 2,
     "gemma3": 4, "phi3-partial-tied": 4, "olmo2": 4, "olmo3": 2, "granite-biases": 2,
-    "smollm3-windows": 4, "ministral3": 2,
+    "smollm3-windows": 4, "ministral3": 2, "mixtral": 2, "qwen3-moe": 4,
 }  # fmt: skip
 
 

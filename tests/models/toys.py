@@ -37,6 +37,13 @@ _CLASSES = {
     "granite": ("GraniteConfig", "GraniteForCausalLM"),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
     "ministral3": ("Ministral3Config", "Ministral3ForCausalLM"),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+}
+# Families with experts: few and small ones.
+_EXPERTS: Mapping[str, Mapping[str, int]] = {
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
 }
 # The token ids of special tokens must lie in the vocabulary.
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -57,7 +64,7 @@ def make(family: str, **changes: Any) -> Any:
         "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
         "max_position_embeddings": 512, "attn_implementation": "eager", "rms_norm_eps": 1e-5,
-        **_IDS, **changes,
+        **_IDS, **_EXPERTS.get(family, {}), **changes,
     })  # fmt: skip
     torch.manual_seed(7)
     return randomize(model_class(config).eval())

@@ -1,6 +1,6 @@
 """The gated MLP: down(activation(gate(x)) * up(x)), gate and up as one product."""
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -8,6 +8,14 @@ from octavo.kernels.dispatch import Ops
 from octavo.layers.linear import GatedProduct, Product
 
 Activation = Literal["silu", "gelu_tanh"]
+
+
+class Mlp(Protocol):
+    """What stands behind attention in a layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] -> [T, H]."""
+        ...
 
 
 class GatedMLP:

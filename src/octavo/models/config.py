@@ -253,7 +253,9 @@ def _windows(family: Family, fields: Fields, rotated: list[bool]) -> list[int | 
     if rule == "none":
         return [None] * count
     window = fields.optional("sliding_window")
-    if rule == "all":
+    if rule == "if used" and not fields.flag("use_sliding_window"):
+        window = None
+    if rule in ("all", "if used"):
         return [window] * count
     if rule != "period" and not fields.flag("use_sliding_window"):
         window = None

@@ -18,7 +18,7 @@ from octavo.kernels.dispatch import Ops
 from octavo.layers.attention import Attention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Product, Products
-from octavo.layers.mlp import GatedMLP
+from octavo.layers.mlp import GatedMLP, Mlp
 from octavo.layers.norm import DividedRowNorms, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
 from octavo.log import get_logger
@@ -92,7 +92,7 @@ class PreNormLayer:
 
     __slots__ = ("_attention", "_input_norm", "_mlp", "_post_norm")
 
-    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: GatedMLP) -> None:
+    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: Mlp) -> None:
         self._input_norm, self._post_norm = (norm.forward for norm in norms)
         self._attention, self._mlp = attention.forward, mlp.forward
 
@@ -114,7 +114,7 @@ class SandwichLayer:
 
     __slots__ = ("_attention", "_mlp", "_norms")
 
-    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: GatedMLP) -> None:
+    def __init__(self, norms: Sequence[Norm], attention: Attention, mlp: Mlp) -> None:
         self._norms = tuple(norm.forward for norm in norms)
         self._attention, self._mlp = attention.forward, mlp.forward
 
@@ -142,7 +142,7 @@ class PostNormLayer:
         self,
         norms: Sequence[Norm],
         attention: Attention,
-        mlp: GatedMLP,
+        mlp: Mlp,
         add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor],
         scale: float,
     ) -> None:
@@ -374,17 +374,21 @@ class Decoder:
             for name in _NORMS[layer.placement].values()
         ]
         attention = self._attention(number, f"{at}self_attn.")
-        mlp = GatedMLP(
-            self._ops,
-            self._product(at + "mlp.", "gate_up_proj", self.spec.mlp_bias),
-            self._product(at + "mlp.", "down_proj", self.spec.mlp_bias),
-            layer.activation,
-        )
+        mlp = self._mlp(number, f"{at}mlp.")
         if layer.placement == "post":
             return PostNormLayer(norms, attention, mlp, self._ops.add, layer.residual_scale)
         if layer.placement == "sandwich":
             return SandwichLayer(norms, attention, mlp)
         return PreNormLayer(norms, attention, mlp)
+
+    def _mlp(self, number: int, at: str) -> Mlp:
+        """Of a layer; a class of a family with another one has its own."""
+        return GatedMLP(
+            self._ops,
+            self._product(at, "gate_up_proj", self.spec.mlp_bias),
+            self._product(at, "down_proj", self.spec.mlp_bias),
+            self.spec.layers[number].activation,
+        )
 
     def _attention(self, number: int, at: str) -> Attention:
         layer = self.spec.layers[number]

@@ -15,10 +15,11 @@ from octavo.layers.norm import NormKind
 
 # Whether a bias exists: always, never, or as the config's field says (`attention_bias`).
 BiasRule = Literal["always", "never", "config"]
-# Which layers have a window: none; all; those named by `layer_types`, or else by
-# `max_window_layers`; all but every `window_period`th, unless `layer_types` says otherwise; those
-# named by `layer_types`, or else the ones without rotary embedding.
-WindowRule = Literal["none", "all", "from layer", "period", "no rope"]
+# Which layers have a window: none; all; all if `use_sliding_window` says so; those named by
+# `layer_types`, or else by `max_window_layers`; all but every `window_period`th, unless
+# `layer_types` says otherwise; those named by `layer_types`, or else the ones without rotary
+# embedding.
+WindowRule = Literal["none", "all", "if used", "from layer", "period", "no rope"]
 # Rotary embedding: one for all layers; one for layers with a window and one for the others;
 # none in the layers that `no_rope_layers` or `no_rope_layer_interval` name.
 RopeRule = Literal["one", "by window", "interval"]
@@ -112,6 +113,11 @@ _GEMMA: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256,
     "query_pre_attn_scalar": 256, "sliding_window": 4096, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
+
+_EXPERT_FIELDS = (
+    "num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+)  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -313,6 +319,40 @@ FAMILIES: tuple[Family, ...] = (
             "no_rope_layer_interval": 4,
             "bos_token_id": 128000,
             "eos_token_id": 128001,
+        },
+    ),
+    Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        window="all",
+        extra_fields=_EXPERT_FIELDS[:1] + _EXPERT_FIELDS[2:3],
+        decoder="octavo.models.moe:MoeDecoder",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        qkv_bias="config",
+        output_bias="config",
+        qk_norm="head",
+        window="if used",
+        extra_fields=_EXPERT_FIELDS,
+        decoder="octavo.models.moe:MoeDecoder",
+        defaults={
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
         },
     ),
 )

@@ -15,6 +15,7 @@ from triton.compiler import make_backend
 from triton.runtime import jit
 
 import kit
+from models import toys
 from octavo import devices
 from octavo.attention.triton import TritonAttention
 from octavo.config import EngineConfig
@@ -92,12 +93,13 @@ def _choice(spec: SampleSpec, index: int) -> SampleSpec:
     return SampleSpec(spec.params, spec.seed, index, spec.position)
 
 
-def make(folder: Path, **options: Any) -> ModelRunner:
+def make(target: Path, folder: Path | None = None, **options: Any) -> ModelRunner:
+    """Of the toy in `folder`; else of one that is written to `target`."""
     fixed: dict[str, Any] = {
         "device": "recorded", "dtype": "float16", "max_model_len": 512,
         "num_gpu_blocks_override": 40, "load_progress": False, "cuda_graph_sizes": "1,2,8",
     }  # fmt: skip
-    return ModelRunner(EngineConfig(model=str(kit.tiny(folder)), **(fixed | options)))
+    return ModelRunner(EngineConfig(model=str(folder or kit.tiny(target)), **(fixed | options)))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,22 @@ def test_nothing_is_compiled_while_serving(
     ready = dict(launched)
     once = Counter(name for name, _ in ready)
     assert (once["attend"], once["join"], once["rotate_and_write"]) == (2, 1, 1)
+    for plan in plans(40):
+        runner.execute(plan)
+    assert not {key: args for key, args in launched.items() if key not in ready}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_nothing_is_compiled_while_serving_a_mixture_of_experts(
+    tmp_path: Path, launched: Keys, quantization: str | None
+) -> None:
+    vocabulary = kit.write_tokenizer(tmp_path)
+    toys.save(toys.make("qwen3_moe", vocab_size=vocabulary), tmp_path)
+    runner = make(tmp_path, folder=tmp_path, quantization=quantization)
+    ready = dict(launched)
+    once = Counter(name for name, _ in ready)
+    assert (once["multiply_experts"], once["sort_pairs"], once["route"]) == (6, 3, 1)
     for plan in plans(40):
         runner.execute(plan)
     assert not {key: args for key, args in launched.items() if key not in ready}

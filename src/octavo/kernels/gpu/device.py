@@ -19,7 +19,8 @@ from octavo.errors import ConfigError
 from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call, uploads
-from octavo.kernels.gpu.linear import FP8, INT4, INT8, GpuProducts
+from octavo.kernels.gpu.experts_call import GpuModelProducts
+from octavo.kernels.gpu.linear import FP8, INT4, INT8
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.gpu.staging import Staging, copies_of
 from octavo.kernels.gpu.uploads import Uploads
@@ -58,8 +59,8 @@ class _TritonDevice:
     def ops(self, dtype: torch.dtype) -> Ops:
         return Ops.of(fused_call, "Triton kernels")
 
-    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
-        return GpuProducts(dtype, deterministic)
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuModelProducts:
+        return GpuModelProducts(dtype, deterministic)
 
     def uploads(self) -> Uploads:
         """See `models.loader.UploadingDevice.uploads`."""
@@ -166,8 +167,8 @@ class CudaDevice(_TritonDevice):
     def peak_of(self, step: Callable[[], object]) -> int:
         return memory.peak_of(self._device, step)
 
-    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuProducts:
-        return GpuProducts(dtype, deterministic, cards.converts_fp8(self._device))
+    def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> GpuModelProducts:
+        return GpuModelProducts(dtype, deterministic, cards.converts_fp8(self._device))
 
     def release(self) -> None:
         torch.cuda.empty_cache()

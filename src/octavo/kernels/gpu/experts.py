@@ -120,7 +120,7 @@ def _dot(w, x, acc, factor, FP8: tl.constexpr, WIDE: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items"])
 def multiply_experts(
     y, x, weight, scale, order, items, N, K, num_items, stride_x, stride_weight, stride_scale,
     CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPAN: tl.constexpr,

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from octavo.errors import ConfigError
 from octavo.kernels.codes import Codes
 from octavo.kernels.gpu import experts
-from octavo.kernels.gpu.linear import Tile, fp8_span, tile_for
+from octavo.kernels.gpu.linear import FP8, GpuProducts, Tile, as_codes, fp8_span, tile_for
 from octavo.kernels.gpu.matmul import is_wide
 
 # By the most rows that an expert has on average.
@@ -67,6 +68,17 @@ class Matrices:
         return Matrices(bits.view(torch.float8_e4m3fn) if native else bits, scale, span, constants)
 
 
+class RoutedExperts:
+    """A router's logits and `GroupedExperts` as one."""
+
+    def __init__(self, grouped: "GroupedExperts", choices: int, renormalize: bool) -> None:
+        self._grouped, self._choices, self._renormalize = grouped, choices, renormalize
+
+    def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """x [T, H], logits [T, experts] -> [T, H]."""
+        return self._grouped(x, *route(logits, self._choices, self._renormalize))
+
+
 class GroupedExperts:
     """The MLPs of a layer's experts: see `reference.experts`."""
 
@@ -95,6 +107,26 @@ class GroupedExperts:
         if not pairs:
             return out
         tile = tile_for(TILES, -(-pairs // self._count), x.dtype)
+        self._compute(out, x, chosen, weights, tile)
+        return out
+
+    def launch_all(self, dtype: torch.dtype, device: torch.device, choices: int) -> None:
+        """Each kernel once in every form, so that none is compiled later."""
+        x = torch.zeros((1, self._hidden), dtype=dtype, device=device)
+        chosen = torch.zeros((1, choices), dtype=torch.int32, device=device)
+        for tile in TILES.values():
+            self._compute(torch.empty_like(x), x, chosen, chosen.float(), tile)
+
+    def _compute(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        tile: Tile,
+    ) -> None:
+        tokens, choices = chosen.shape
+        pairs = tokens * choices
         order = chosen.new_empty(pairs)
         num_items = pairs // tile.rows + self._count
         items = chosen.new_empty((num_items, experts.ITEM_FIELDS))
@@ -109,7 +141,6 @@ class GroupedExperts:
         experts.combine[tokens, triton.cdiv(self._hidden, _COLUMNS)](
             out, each, weights, self._hidden, CHOICES=choices, COLUMNS=_COLUMNS,
         )  # fmt: skip
-        return out
 
     def _multiply(
         self,
@@ -132,6 +163,59 @@ class GroupedExperts:
             WIDE=is_wide(x.dtype), FIELDS=experts.ITEM_FIELDS, num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )  # fmt: skip
+
+
+class GpuModelProducts(GpuProducts):
+    """Creates the products of one model, those of experts among them."""
+
+    def __init__(self, dtype: torch.dtype, deterministic: bool, converts_fp8: bool = False) -> None:
+        super().__init__(dtype, deterministic, converts_fp8)
+        self._mixtures: set[str] = set()
+
+    def make_experts(
+        self,
+        gate_up: torch.Tensor | Codes,
+        down: torch.Tensor | Codes,
+        experts: int,
+        choices: int,
+        renormalize: bool,
+        activation: str,
+        methods: tuple[str, str],
+    ) -> RoutedExperts:
+        """See `layers.experts.ExpertProducts.make_experts`."""
+        one, other = (
+            self._weight_of_experts(weight, method)
+            for weight, method in zip((gate_up, down), methods, strict=True)
+        )
+        grouped = GroupedExperts(one, other, experts, activation, self._converts_fp8)
+        if not triton.knobs.runtime.interpret:
+            device = (down.codes if isinstance(down, Codes) else down).device
+            grouped.launch_all(self._dtype, device, choices)
+        return RoutedExperts(grouped, choices, renormalize)
+
+    def _weight_of_experts(self, weight: torch.Tensor | Codes, method: str) -> torch.Tensor | Codes:
+        """Integer codes of a checkpoint are expanded: there is no kernel for them."""
+        if isinstance(weight, Codes):
+            single = weight.is_one_group
+            if weight.are_floats and fp8_span(weight.group, single, 0) is not None:
+                self._mixtures.add(FP8)
+                return weight
+            self._mixtures.add("expanded")
+            return weight.values().to(self._dtype)
+        if method == FP8:
+            self._mixtures.add(FP8)
+            return as_codes(weight, method)
+        if method != "none":
+            raise ConfigError(
+                f"quantization: there are no {method} products of experts on a GPU; use fp8, or "
+                "leave the option out"
+            )
+        self._mixtures.add("plain")
+        return weight
+
+    def explain(self) -> str:
+        mixtures = f"; experts in Triton ({', '.join(sorted(self._mixtures))})"
+        return super().explain() + (mixtures if self._mixtures else "")
 
 
 def outputs_of(tile: Tile, gated: bool) -> int:
