@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.errors import ConfigError
 from octavo.kernels import reference
 from octavo.kernels.codes import Codes
 from octavo.kernels.gpu import experts, experts_call
-from octavo.kernels.gpu.experts_call import GroupedExperts
+from octavo.kernels.gpu.experts_call import GpuModelProducts, GroupedExperts
 from octavo.kernels.gpu.linear import as_codes
 from paging import assert_close
 
@@ -120,3 +121,20 @@ def test_work_lists_hold_each_pair_once_and_tiles_one_expert(rows: int) -> None:
             assert (of == expert).all()
             seen += range(first, first + count)
         assert sorted(seen) == list(range(len(chosen)))
+
+
+def test_what_experts_are_computed_in() -> None:
+    x, *_, gate_up, down = _case(5, 4, 2, 72, 40, torch.float32)
+    matrices = gate_up.flatten(0, 1), down.flatten(0, 1)
+    products = GpuModelProducts(torch.float32, False)
+    with pytest.raises(ConfigError, match="no int8 products of experts on a GPU; use fp8"):
+        products.make_experts(*matrices, 4, 2, True, "silu", ("int8", "none"))
+    logits = torch.randn(5, 4)
+    plain = products.make_experts(*matrices, 4, 2, True, "silu", ("none", "none"))(x, logits)
+    routed = reference.route(logits, 2, True)
+    assert_close(plain, reference.experts(x, *routed, gate_up, down, "silu"))
+    rounded = products.make_experts(*matrices, 4, 2, True, "silu", ("fp8", "fp8"))(x, logits)
+    assert 0.005 < float((rounded - plain).norm() / plain.norm()) < 0.08
+    stored = as_codes(matrices[1], "int8")
+    products.make_experts(matrices[0], stored, 4, 2, True, "silu", ("none", "int8"))
+    assert products.explain() == "cuBLAS; experts in Triton (expanded, fp8, plain)"
