@@ -39,6 +39,7 @@ PARAMS = [
     {"temperature": 1.3, "seed": 12, "top_k": 40, "top_p": 0.9},
     {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
     {"temperature": 0.7, "seed": -4, "min_p": 0.02, "prompt_logprobs": 1},
+    {"temperature": 0.9, "seed": 5, "structured_outputs": {"regex": "[a-z]{3,40}"}},
 ]
 LENGTHS = [1, 2, 15, 16, 17, 33, 40, 47, 64, 70]
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from octavo.config import EngineConfig
 from octavo.core.plan import BlockCopy, PlanRow, SampleSpec, StepPlan
@@ -11,6 +12,7 @@ from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner
 from octavo.engine.worker_plans import PlanReader, PlanWriter
+from octavo.errors import EngineError
 from octavo.params import SamplingParams
 
 PENALTY = SamplingParams(repetition_penalty=1.2, max_tokens=30, ignore_eos=True, temperature=0)
@@ -78,3 +80,28 @@ def test_ranks_that_do_not_draw_know_how_many_tokens_are_drawn() -> None:
         (got,) = reader.read(writer.write(StepPlan(step, (row,)))).rows
         assert [spec.offset for spec in got.samples] == [2, 1, 0]
         assert msgspec.structs.replace(got, samples=specs) == row
+
+
+class Mask:
+    def __init__(self, words: list[int] | None) -> None:
+        self._words = words
+
+    def words(self) -> np.ndarray:
+        if self._words is None:
+            raise EngineError("the grammar failed")
+        return np.array(self._words, np.int32)
+
+
+def test_masks_reach_the_ranks_that_draw() -> None:
+    spec = SampleSpec(SamplingParams(), 1, 0, 0, mask=Mask([5, -1]))
+    row = PlanRow("r", (5,), 0, ((1,),), (spec, msgspec.structs.replace(spec, mask=Mask(None))))
+    for with_draws in (True, False):
+        writer, reader = PlanWriter(with_draws=with_draws), PlanReader()
+        first, failed = reader.read(writer.write(StepPlan(1, (row,)))).rows[0].samples
+        if not with_draws:
+            assert first.mask is None
+            continue
+        assert first.mask is not None
+        assert first.mask.words().tolist() == [5, -1]
+        assert failed.mask is not None
+        assert failed.mask.words().size == 0

@@ -10,8 +10,11 @@ Ranks that do not draw are only told how many tokens are drawn, and from which p
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from octavo.core.plan import BlockCopy, PlanRow, SampleSpec, StepPlan
+from octavo.core.plan import BlockCopy, PlanRow, SampleSpec, StepPlan, TokenMask
+from octavo.errors import EngineError
 from octavo.params import SamplingParams
 
 T = TypeVar("T")
@@ -34,6 +37,7 @@ class SentSample(msgspec.Struct, array_like=True, frozen=True, gc=False, omit_de
     min_tokens_left: int = 0
     output: Cut = Cut(0)
     constants: "Constants | None" = None
+    mask: bytes | None = None
 
 
 class Constants(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -104,6 +108,7 @@ class PlanWriter:
             None if same else Constants(
                 spec.params, spec.prompt_ids, spec.stop_ids, spec.bad_words
             ),
+            None if spec.mask is None else _bytes_of(spec.mask),
         )  # fmt: skip
 
 
@@ -153,7 +158,27 @@ def _sample(sent: SentSample, last: SampleSpec | None) -> SampleSpec:
         constants.params, sent.seed, sent.index, sent.position, constants.prompt_ids,
         _joined(last.output_ids if last is not None else (), sent.output), sent.min_tokens_left,
         constants.stop_ids, constants.bad_words, sent.offset,
+        None if sent.mask is None else SentMask(sent.mask),
     )  # fmt: skip
+
+
+class SentMask:
+    """A TokenMask that was read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def words(self) -> NDArray[np.int32]:
+        """See TokenMask."""
+        return np.frombuffer(self._data, np.int32)
+
+
+def _bytes_of(mask: TokenMask) -> bytes:
+    """Empty where the mask fails, which is an error of its row where it is drawn here."""
+    try:
+        return bytes(mask.words().tobytes())
+    except EngineError:
+        return b""
 
 
 def _same_constants(one: SampleSpec, other: SampleSpec) -> bool:

@@ -364,7 +364,10 @@ def _process(row: _Floats, spec: SampleSpec) -> None:
 
 def _closed(mask: TokenMask, vocab: int) -> NDArray[np.bool_]:
     """bool [V]: where a token may not be drawn."""
-    bits = np.unpackbits(mask.words().view(np.uint8), count=vocab, bitorder="little")
+    words = mask.words().view(np.uint8)
+    if not words.size:  # it failed on the rank that has the grammar
+        return np.ones(vocab, np.bool_)
+    bits = np.unpackbits(words, count=vocab, bitorder="little")
     closed: NDArray[np.bool_] = bits == 0
     return closed
 
