@@ -51,6 +51,13 @@ def test_one_engine_has_all(monkeypatch):
     assert launcher._share_of(given, (), None) == given
 
 
+def test_more_engines_than_processors_are_said_to_share_them(monkeypatch, caplog):
+    monkeypatch.setattr(topology, "shares", lambda count: ((0,), (1,), (0,)))
+    of = local_launchers(EngineConfig(data_parallel_size=3))
+    assert "3 engines share 2 processors" in caplog.text
+    assert [of(engine)._processors for engine in range(3)] == [(0,), (1,), (0,)]
+
+
 def test_where_processors_are_not_told_none_are_bound(monkeypatch):
     monkeypatch.setattr(topology, "shares", lambda count: ())
     of = local_launchers(EngineConfig(data_parallel_size=3))

@@ -21,9 +21,11 @@ from octavo import devices, topology
 from octavo.config import EngineConfig
 from octavo.engine.messages import Launch, launch_line
 from octavo.errors import ConfigError
-from octavo.log import environment_for_child, visible_gpus
+from octavo.log import environment_for_child, get_logger, visible_gpus
 from octavo.processes import module_command
 from octavo.topology import Processors
+
+logger = get_logger(__name__)
 
 _FOLDER_PREFIX = "octavo-"
 _SOCKET_NAMES = ("inbox", "outbox")
@@ -173,6 +175,11 @@ def local_launchers(config: EngineConfig) -> Callable[[int], LocalLauncher]:
     if count == 1:
         return lambda engine: LocalLauncher()
     processors = topology.shares(count) or [()] * count
+    if 0 < (there := len({one for share in processors for one in share})) < count:
+        logger.warning(
+            "%d engines share %d processors: they wait for each other; a data_parallel_size of %d "
+            "or less gives each its own", count, there, there
+        )  # fmt: skip
     uses_gpus = devices.kind(config.device) in ("auto", "cuda")
     return lambda engine: LocalLauncher(
         processors[engine], gpus_of(engine, ranks, visible_gpus()) if uses_gpus else None
