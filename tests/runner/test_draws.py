@@ -3,6 +3,8 @@
 The device is played by the CPU, see `tests.runner.asynchronous`.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 from msgspec import to_builtins
@@ -55,19 +57,34 @@ def test_random_workloads_have_the_cpus_answers(runners):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_more_random_workloads(runners):
-    check(runners, range(100, 300))
+def test_more_random_workloads(folder, runners):
+    """Also without captured steps."""
+    check(runners, range(100, 200))
+    eager = make(folder, "asynchronous", enforce_eager=True)
+    check((runners[0], eager), range(200, 300))
 
 
 def check(runners, seeds):
     cpu, device = runners
+    met = Counter()
     for seed in seeds:
         workload = Workload(seed)
         expected = workload.run(engine_of(cpu, workload))
         engine = engine_of(device, workload)
         watch(engine, device, device.device.copies)
         assert workload.run(engine) == expected, seed
-    assert device.device.taken > 10 * len(seeds)
+        scheduler = engine.scheduler
+        met += Counter(
+            preempted=scheduler.num_preemptions, swapped=scheduler.num_swap_outs,
+            discarded=scheduler.num_discarded_tokens, taken=device.device.taken,
+            chosen=sum(params.n > 1 for _, _, params in workload.requests),
+            penalized=sum(params.needs_history for _, _, params in workload.requests),
+            **Counter(reason for _, reason, _ in expected.values()),
+        )  # fmt: skip
+        device.device.taken = 0
+    everything = {"preempted", "swapped", "discarded", "chosen", "penalized", "stopped", "aborted"}
+    assert everything <= met.keys(), met
+    assert met["taken"] > 10 * len(seeds)
 
 
 def lose_a_buffer(monkeypatch):
