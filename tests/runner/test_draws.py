@@ -59,9 +59,9 @@ def test_random_workloads_have_the_cpus_answers(runners):
 @pytest.mark.timeout(900)
 def test_more_random_workloads(folder, runners):
     """Also without captured steps."""
-    check(runners, range(100, 200))
+    check(runners, range(100, 160))
     eager = make(folder, "asynchronous", enforce_eager=True)
-    check((runners[0], eager), range(200, 300))
+    check((runners[0], eager), range(200, 260))
 
 
 def check(runners, seeds):
@@ -79,7 +79,7 @@ def check(runners, seeds):
             discarded=scheduler.num_discarded_tokens, taken=device.device.taken,
             chosen=sum(params.n > 1 for _, _, params in workload.requests),
             penalized=sum(params.needs_history for _, _, params in workload.requests),
-            **Counter(reason for _, reason, _ in expected.values()),
+            **Counter(str(reason) for _, reason, _ in expected.values()),
         )  # fmt: skip
         device.device.taken = 0
     everything = {"preempted", "swapped", "discarded", "chosen", "penalized", "stopped", "aborted"}
