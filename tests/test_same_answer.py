@@ -35,7 +35,6 @@ def params(index):
         {"temperature": 1.3, "seed": 12, "top_k": 40, "top_p": 0.9},
         {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
         {"temperature": 0.7, "seed": -4, "min_p": 0.02, "presence_penalty": 0.5},
-        {"temperature": 1.0, "seed": 5, "structured_outputs": {"regex": "([a-z]{2,9} )+"}},
     ]
     return SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2, **kinds[index % len(kinds)])
 

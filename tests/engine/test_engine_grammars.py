@@ -119,3 +119,12 @@ def test_a_request_continues_in_another_engine_after_each_of_its_tokens(make, al
             rest, ended = run(engine)
             assert wanted[:cut] + rest.get(("a", 0), []) == wanted, cut
             assert ended == {("a", 0): reasons[str(number), 0]}
+
+
+def test_drafts_are_not_taken(make, alone):
+    engine = make()
+    add(engine, "0", prompt_of(20, 0), params(0), grammar=grammar_of(params(0).structured_outputs))
+    engine.step()
+    assert not engine.scheduler.propose("0", 0, [1, 2])
+    tokens, _ = run(engine)
+    assert alone[0]["0", 0][-len(tokens["0", 0]) :] == tokens["0", 0]

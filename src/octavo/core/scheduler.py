@@ -172,10 +172,11 @@ class Scheduler:
         """Let the next step that serves a choice verify `drafts`: tokens that may follow its own.
 
         An answer does not depend on them, only the number of steps that it takes. They are cut
-        to what the choice may still gain. False if it has ended or awaits its next token.
+        to what the choice may still gain. False if it has ended or awaits its next token, or has a
+        grammar: what may follow a draft is not known.
         """
         request = self._groups.get(request_id, {}).get(index)
-        if request is None or request.lag < 1:
+        if request is None or request.lag < 1 or request.constraint is not None:
             return False
         gain = min(
             request.max_tokens - request.num_output_tokens,
