@@ -9,13 +9,14 @@ import torch
 from tests.models import toys
 from tests.models.test_decoder_ranks import DIVISIBLE
 from tests.models.test_loader_quantized import quantized
+from tests.ranks import Meeting, ThreadGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import kit
 from octavo.config import EngineConfig
 from octavo.models.decoder import Decoder
-from octavo.models.loader import describe
+from octavo.models.loader import describe, prepare
 from octavo.models.sharding import Shard
 from octavo.models.weights import Weights
 from octavo.quant.base import INT4
@@ -83,6 +84,18 @@ def test_the_whole_model_is_read_once_by_all_ranks(tmp_path: Path) -> None:
             totals.append(phase.total)
     replicated = 4 * (259 * 64 + 5 * 64)
     assert totals[1] + totals[2] == totals[0] + replicated
+
+
+def test_memory_is_asked_for_what_is_read(tmp_path: Path) -> None:
+    """Of a checkpoint that is stored quantized, `weight_bytes` is the rank's part of its files."""
+    config = EngineConfig(model=str(quantized(tmp_path, "awq", DIVISIBLE)), load_progress=False)
+    for rank in range(2):
+        group = ThreadGroup(Meeting(2), rank)
+        found = prepare(config, kit.cpu_device(), torch.float32, group)
+        shard = Shard(rank, 2)
+        weights = Weights(found.spec, Decoder, found.checkpoint, "cpu", torch.float32, shard=shard)
+        with weights.progress() as phase:
+            assert found.weight_bytes == phase.total
 
 
 def test_blocks_are_read_whole_and_trimmed(tmp_path: Path) -> None:
