@@ -20,7 +20,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.output import OutputProcessor
-from octavo.engine.preflight import check_names, check_options
+from octavo.engine.preflight import check_in_process, check_names, check_options
 from octavo.engine.requests import (
     Messages,
     Prompt,
@@ -77,17 +77,7 @@ class LLM:
         name = scheduler if isinstance(scheduler, str) else "custom"
         config = EngineConfig(model=model, scheduler=name, **options)
         policy = create_policy(scheduler)
-        if config.data_parallel_size > 1:
-            raise ConfigError(
-                f"data_parallel_size is {config.data_parallel_size}, and an LLM is one engine, in "
-                "this process; use AsyncLLM or `octavo serve` for several, or threads for more "
-                "cores"
-            )
-        if config.distributed_executor_backend == "ray":
-            raise ConfigError(
-                "distributed_executor_backend is 'ray', and an LLM is an engine in this process, "
-                "which nobody places; use AsyncLLM or `octavo serve`"
-            )
+        check_in_process(config)
         check_options(config)
         with progress.shown(config.load_progress):
             with progress.phase(f"opening {config.model}"), interrupts_deferred():
@@ -116,6 +106,7 @@ class LLM:
         policy: Policy | None = None,
     ) -> LLMT:
         """An LLM over a given executor, such as `engine.fake.FakeRunner`."""
+        check_in_process(config)
         llm = cls.__new__(cls)
         if policy is None:
             policy = create_policy(config.scheduler)

@@ -107,6 +107,21 @@ def test_what_needs_no_model_is_reported_before_one_is_looked_for(
         STARTS[name]("no/such/model.gguf", **given)
 
 
+@pytest.mark.parametrize("name", ["LLM", "generate", "chat"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"data_parallel_size": 2}, "size is 2, and an LLM is one engine.*or `octavo serve` for"),
+        ({"distributed_executor_backend": "ray"}, "which nobody places"),
+    ],
+)
+def test_an_engine_in_this_process_has_no_others(
+    name: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        STARTS[name]("no/such/model.gguf", **options)
+
+
 @pytest.mark.parametrize("name", ["LLM", "executor", "generate", "chat"])
 @pytest.mark.parametrize(("options", "says"), NAMES)
 def test_names_are_checked_before_a_model_is_looked_for(

@@ -9,7 +9,7 @@ from octavo.config import OFFLINE_SCHEDULER, EngineConfig
 from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit
-from octavo.engine.preflight import check_names, check_options, outlook
+from octavo.engine.preflight import check_in_process, check_names, check_options, outlook
 from octavo.engine.requests import RequestMaker, is_conversation
 from octavo.models.files import resolve_tokenizer
 from octavo.params import SamplingParams
@@ -29,6 +29,7 @@ class Preparation:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         config = EngineConfig.from_options({"scheduler": OFFLINE_SCHEDULER, **options})
+        check_in_process(config)
         check_options(config)  # before torch is imported
         with progress.shown(config.load_progress), progress.phase(f"opening {config.model}"):
             self._policy = create_policy(config.scheduler)

@@ -78,7 +78,8 @@ def run(args: argparse.Namespace, executor: str | None = None) -> int:
                 as_lines = config.load_progress and not can_redraw(sys.stderr)
                 with progress.shown(as_lines), progress.phase(f"loading {config.model}"):
                     running = await stack.enter_async_context(engine)
-                return await batch.run(running, 2 * config.max_num_seqs)
+                at_once = 2 * config.max_num_seqs * config.data_parallel_size
+                return await batch.run(running, at_once)
 
         return asyncio.run(main())
 

@@ -59,6 +59,20 @@ def _check_places(config: EngineConfig) -> None:
             )
 
 
+def check_in_process(config: EngineConfig) -> None:
+    """Raise ConfigError for options that an engine in the caller's own process does not have."""
+    if config.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size is {config.data_parallel_size}, and an LLM is one engine, in this "
+            "process; use AsyncLLM or `octavo serve` for several, or threads for more cores"
+        )
+    if config.distributed_executor_backend == "ray":
+        raise ConfigError(
+            "distributed_executor_backend is 'ray', and an LLM is an engine in this process, "
+            "which nobody places; use AsyncLLM or `octavo serve`"
+        )
+
+
 def check_names(config: EngineConfig) -> None:
     """Check names of weight formats and attention backends. Raises ConfigError."""
     # Imported late: they bring in torch, and the web process checks its options without.
