@@ -3,6 +3,7 @@
 import os
 import select
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -190,6 +191,16 @@ def test_the_ranks_that_others_wait_for_are_named(
         error = team.failure()
     assert isinstance(error, EngineDeadError)
     assert error.reason == f"{who}: no rank has begun an operation for more than 0.5 s of a step"
+
+
+@pytest.mark.parametrize("team", [(3, Limits(stall=0.3))], indirect=True)
+def test_short_steps_that_begin_no_operation_are_no_stall(team: Team) -> None:
+    """As captured ones on a GPU, which the watch always finds running."""
+    team.workers.meet(lambda: StuckGroup(5))
+    for _ in range(50):
+        with team.workers.running():
+            time.sleep(0.02)
+    team.workers.check()
 
 
 def test_a_wait_for_ranks_that_do_not_come_ends_with_their_reason(team: Team) -> None:

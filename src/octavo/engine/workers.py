@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -96,6 +96,7 @@ class Workers:
         self._failure: OctavoError | None = None
         self._changed = threading.Condition()
         self._running = False  # a step, on rank 0
+        self._steps = 0  # that have begun there; a captured one begins no operations
         self._closing = threading.Event()
         self._undo = contextlib.ExitStack()
         self._lock = threading.Lock()  # of `close`
@@ -169,7 +170,7 @@ class Workers:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Rank 0 computes, or waits for what is computed: the ranks should get ahead."""
-        self._running = True
+        self._running, self._steps = True, self._steps + 1
         try:
             yield
         finally:
@@ -278,7 +279,7 @@ class Workers:
         if not problems and self._running and self._group is not None:
             counts = {0: self._group.operations}
             counts |= {w.rank: w.operations for w in self._workers.values()}
-            if stall.lasts(counts) > self._limits.stall / _TICK_SECONDS:
+            if stall.lasts(self._steps, counts) > self._limits.stall / _TICK_SECONDS:
                 problems.append(self._stalled(counts))
         else:
             stall.end()
@@ -329,13 +330,13 @@ class Workers:
 class _Stall:
     """How long the ranks have begun nothing."""
 
-    counts: dict[int, int] = field(default_factory=dict)
+    seen: tuple[int, dict[int, int]] = (0, {})
     ticks: int = 0
 
-    def lasts(self, counts: dict[int, int]) -> int:
-        """In ticks; counts: of the operations of each rank."""
-        if counts != self.counts:
-            self.counts, self.ticks = counts, 0
+    def lasts(self, steps: int, counts: dict[int, int]) -> int:
+        """In ticks; steps: that rank 0 has begun; counts: of the operations of each rank."""
+        if (steps, counts) != self.seen:
+            self.seen, self.ticks = (steps, counts), 0
         else:
             self.ticks += 1
         return self.ticks
