@@ -137,6 +137,15 @@ def test_two_ranks_give_the_tokens_of_one(wanted: LLM, two: LLM) -> None:
     two.engine.scheduler.check()
 
 
+def test_a_grammar_holds_over_ranks(wanted: LLM, two: LLM) -> None:
+    params = SamplingParams(
+        temperature=1, seed=5, max_tokens=20, structured_outputs={"regex": "(ab|cd){3,6}[0-9]"}
+    )
+    texts = [llm.generate("x", params, use_tqdm=False)[0].outputs[0].text for llm in (wanted, two)]
+    assert texts[0] == texts[1]
+    assert re.fullmatch("(ab|cd){3,6}[0-9]", texts[0])
+
+
 def test_an_engine_says_that_it_is_parallel(two: LLM) -> None:
     found = two.engine.explain()["tensor parallel"]
     assert re.fullmatch(r"2 ranks over (gloo|shared memory)", found)
