@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,23 @@ def test_no_test_file_imports_a_slow_library_at_once(path: Path) -> None:
 def test_an_import_at_once_is_found() -> None:
     text = "import a.b\nfrom c.d import e\ndef f():\n    import g\n"
     assert imported_at_once(ast.parse(text)) == {"a", "c"}
+
+
+def test_no_folder_of_tests_is_left_out_by_its_name(pytestconfig: pytest.Config) -> None:
+    """By pytest's defaults, `dist` and `build` would be."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in TESTS.rglob("test_*.py")}
+    names = {part for folder in folders for part in folder.relative_to(TESTS).parts}
+    assert [name for name in names if any(fnmatch(name, pattern) for pattern in left_out)] == []
+
+
+def test_every_file_is_linted() -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--show-files", "src", "tests"]
+    shown = subprocess.run(
+        command, cwd=TESTS.parent, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    files = [path for part in ("src", "tests") for path in (TESTS.parent / part).rglob("*.py")]
+    assert {str(path) for path in files} - set(shown) == set()
 
 
 def test_tests_of_what_decides_load_no_tensors() -> None:

@@ -11,7 +11,6 @@ import mmap
 import os
 from pathlib import Path
 
-
 import msgspec
 import numpy as np
 import torch
