@@ -49,30 +49,6 @@ def test_plans_of_a_busy_engine_are_the_same_when_read() -> None:
     assert any(row.num_prompt_logprobs is not None for plan in plans for row in plan.rows)
 
 
-class Mask:
-    def __init__(self, *words: int) -> None:
-        self._words = words
-
-    def words(self) -> np.ndarray:
-        if not self._words:
-            raise EngineError("a grammar that cannot go on")
-        return np.array(self._words, np.int32)
-
-
-def test_every_field_of_a_plan_reaches_the_ranks_that_draw() -> None:
-    """A field that a plan gains has to be added here, and to what is sent."""
-    spec = SampleSpec(PENALTY, 5, 2, 3, (1, 2), (3, 4), 6, (7,), ((8, 9),), 1, Mask(-1, 5))
-    row = PlanRow("r", (5, 6), 40, ((1, 2, 3),), (spec, spec), 2, (6, 7), 4)
-    plan = StepPlan(1, (row,), (BlockCopy("out", 1, 2),), 9.0)
-    for value in (spec, row, plan):
-        for field in msgspec.structs.fields(value):
-            assert getattr(value, field.name) != field.default, f"{field.name} is not tried"
-    (got,) = PlanReader().read(PlanWriter(with_draws=True).write(plan)).rows
-    assert [sample.mask.words().tolist() for sample in got.samples] == [[-1, 5], [-1, 5]]
-    samples = tuple(msgspec.structs.replace(one, mask=spec.mask) for one in got.samples)
-    assert msgspec.structs.replace(got, samples=samples) == row
-
-
 def test_a_table_that_stays_is_the_same_object() -> None:
     """The runner fills it in again where it is another."""
     writer, reader = PlanWriter(with_draws=True), PlanReader()
@@ -129,3 +105,17 @@ def test_masks_reach_the_ranks_that_draw() -> None:
         assert first.mask.words().tolist() == [5, -1]
         assert failed.mask is not None
         assert failed.mask.words().size == 0
+
+
+def test_every_field_of_a_plan_reaches_the_ranks_that_draw() -> None:
+    """A field that a plan gains has to be added here, and to what is sent."""
+    spec = SampleSpec(PENALTY, 5, 2, 3, (1, 2), (3, 4), 6, (7,), ((8, 9),), 1, Mask([-1, 5]))
+    row = PlanRow("r", (5, 6), 40, ((1, 2, 3),), (spec, spec), 2, (6, 7), 4)
+    plan = StepPlan(1, (row,), (BlockCopy("out", 1, 2),), 9.0)
+    for value in (spec, row, plan):
+        for field in msgspec.structs.fields(value):
+            assert getattr(value, field.name) != field.default, f"{field.name} is not tried"
+    (got,) = PlanReader().read(PlanWriter(with_draws=True).write(plan)).rows
+    assert [sample.mask.words().tolist() for sample in got.samples] == [[-1, 5], [-1, 5]]
+    samples = tuple(msgspec.structs.replace(one, mask=spec.mask) for one in got.samples)
+    assert msgspec.structs.replace(got, samples=samples) == row
