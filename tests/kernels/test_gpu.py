@@ -32,6 +32,6 @@ def test_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_more_shapes_in_the_interpreter() -> None:
     interpreted("-m", "slow", "tests/kernels/gpu")
