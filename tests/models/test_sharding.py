@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models import toys
-from tests.models.test_loader_quantized import quantized
+from tests.models.test_loader_quantized import fp8, quantized
 from tests.ranks import Meeting, ThreadGroup
 
 import kit
@@ -158,6 +158,15 @@ def test_stored_groups_are_not_torn(method: str, tmp_path: Path) -> None:
     assert refused(folder, 2) == (
         "tensor_parallel_size=2 cuts the 8 outputs of model.layers.0.self_attn.k_proj.weight "
         f"inside a group of 8 ({method}) of MODEL; possible: 1"
+    )
+
+
+def test_blocks_that_share_a_scale_are_not_torn(tmp_path: Path) -> None:
+    """Though the weight itself has its usual name."""
+    folder = fp8(tmp_path, sizes={"head_dim": 32, "intermediate_size": 64 * 3})
+    assert refused(folder, 4) == (
+        "tensor_parallel_size=4 cuts the 192 inputs of model.layers.0.mlp.down_proj.weight inside "
+        "a group of 32 (fp8) of MODEL; possible: 1, 2"
     )
 
 

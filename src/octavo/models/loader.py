@@ -324,7 +324,11 @@ def _groups(
         if cut.kind not in ("row", "column"):
             continue
         form = spec.quantization
-        parts = {} if form is None or name in stored else form.parts(shapes[name])
+        parts = {} if form is None else form.parts(shapes[name])
+        # One of a format's parts may itself be called "weight".
+        further = {name.removesuffix("weight") + ending for ending in parts.keys() - {"weight"}}
+        if stored.isdisjoint(further):
+            parts = {}  # stored as floats, which any cut may divide
         for part in parts.values():
             _, each = (part.inputs if cut.kind == "row" else part.outputs) or (0, 1)
             each = math.lcm(each, part.together if cut.kind == "row" else 1)
