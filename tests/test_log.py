@@ -150,3 +150,17 @@ def test_a_process_of_several_puts_its_name_before_each_message(monkeypatch, for
     log.configure(form=form, prefix="rank 1: ")
     log.get_logger("octavo.x").info("%d blocks", 3)
     assert "rank 1: 3 blocks" in stream.getvalue()
+
+
+def test_lines_of_one_of_several_processes_are_marked(lines, monkeypatch):
+    configure = log.configure
+
+    def marked(form):
+        configure(form=form)
+        log.mark_lines("engine 1")
+
+    monkeypatch.setattr(log, "configure", marked)
+    (line,) = lines("text", "said")
+    assert line.endswith("octavo.tried: engine 1: said")
+    found = json.loads(lines("json", "said")[0])
+    assert (found["source"], found["message"]) == ("engine 1", "said")

@@ -232,3 +232,16 @@ def test_a_dumb_terminal_gets_lines() -> None:
     assert shown[0] == "a slow phase ..."
     assert shown[-1].startswith("a slow phase: done in ")
     assert "\r" not in shown[0]
+
+
+def test_beside_other_processes_on_a_terminal_there_are_lines(
+    terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_LINE_AFTER_SECONDS", 0.0)
+    said: list[str] = []
+    with progress.shown(True, said.append, redraw=False), progress.phase("reading"):
+        while not said:
+            time.sleep(0.01)
+    assert said[0] == "reading ..."
+    assert capsys.readouterr().err == ""

@@ -293,6 +293,21 @@ def test_one_that_dies_after_its_load_ends_the_start_too(tokenizer):
     asyncio.run(main())
 
 
+def test_one_that_has_no_process_ends_the_start_of_all(tokenizer):
+    class Full(Place):
+        async def start(self, launch, exited):
+            raise OSError(11, "Resource temporarily unavailable")
+
+    async def main():
+        run = Run(tokenizer, Place(), Full())
+        with pytest.raises(EngineDeadError, match=r"could not be started.*temporarily unavail"):
+            await run.__aenter__()
+        assert run.places[0].exit_code is not None
+        assert not any(os.path.exists(place.folder) for place in run.places)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
