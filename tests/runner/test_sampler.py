@@ -10,6 +10,7 @@ import torch
 from tests import kit
 
 from octavo.core.plan import SampleSpec
+from octavo.errors import EngineError
 from octavo.params import SamplingParams
 from octavo.runner import sampler
 
@@ -647,3 +648,50 @@ def test_prompt_logprobs_of_bad_logits_say_nan():
     assert math.isnan(found[1].logprobs[0])
     assert found[0].token_ids == (1, 0, 1, 2, 3)
     assert prompt_logprobs(logits[:0], [], 4) == ()
+
+
+class Mask:
+    def __init__(self, allowed, size):
+        bits = np.zeros(-(-size // 32) * 32, np.uint8)
+        bits[allowed] = 1
+        self._words = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def words(self):
+        return self._words
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_leaves_only_its_tokens(dtype):
+    size = 301
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(4)).to(dtype)
+    allowed = [3, 64, 77, 299, 300]
+    params = SamplingParams(temperature=0, logprobs=20)
+    specs = [SampleSpec(params, 1, 0, i, mask=Mask(allowed, size)) for i in range(3)]
+    specs += [SampleSpec(SamplingParams(temperature=1.5), 1, 0, i, mask=Mask(allowed, size))
+              for i in range(2)] + [SampleSpec(params, 1, 0, 0)]  # fmt: skip
+    found = sample(logits, specs)
+    values = logits.float()
+    for i in range(3):
+        order = sorted(allowed, key=lambda token: (-values[i, token].item(), token))
+        assert found[i].token_id == order[0]
+        entry = found[i].logprobs
+        assert list(entry.token_ids) == [order[0], *order]  # what is excluded is no alternative
+        assert sum(math.exp(v) for v in entry.logprobs[1:]) == pytest.approx(1, abs=1e-5)
+    assert {f.token_id for f in found[3:5]} <= set(allowed)
+    assert found[5].token_id == values[5].argmax()
+    assert len(found[5].logprobs.token_ids) == 21
+
+
+def test_a_mask_that_fails_or_leaves_nothing_is_an_error_of_its_row():
+    class Failing:
+        def words(self):
+            raise EngineError("the grammar failed: no reason")
+
+    specs = [
+        SampleSpec(SamplingParams(logprobs=1), 1, 0, 0, mask=Failing()), spec(),
+        SampleSpec(SamplingParams(allowed_token_ids=[1]), 1, 0, 0, mask=Mask([2], 300)),
+    ]  # fmt: skip
+    failed, fine, empty = sample(chain().expand(3, -1), specs)
+    assert failed.error == "the grammar failed: no reason"
+    assert fine.token_id == 0
+    assert "structured_outputs" in empty.error

@@ -30,6 +30,7 @@ from octavo.runner.edits import edits
 _Floats = NDArray[np.float32]
 
 _MASK_64 = 2**64 - 1
+_NEG_INF_BITS = np.float32(-np.inf).view(np.int32)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 # Rows with penalties, bias or masks are copied this many at a time: 3 MB at a vocabulary of 49,152
@@ -342,7 +343,7 @@ def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
 def _process(row: _Floats, spec: SampleSpec) -> None:
     params = spec.params
     if spec.mask is not None:
-        row[_closed(spec.mask, row.size)] = -np.inf
+        _close_row(row, spec.mask)
     if params.allowed_token_ids is not None:
         allowed = _index(params.allowed_token_ids)
         kept = row[allowed]
@@ -360,6 +361,16 @@ def _process(row: _Floats, spec: SampleSpec) -> None:
         _penalize_output(row, spec.output_ids, params)
     if spec.min_tokens_left > 0 and spec.stop_ids:
         row[_index(spec.stop_ids)] = -np.inf
+
+
+def _close_row(row: _Floats, mask: TokenMask) -> None:
+    """-inf where a token may not be drawn, in place: by bits, which is several times as fast as an
+    assignment at indices."""
+    keep = _closed(mask, row.size).view(np.int8).astype(np.int32) - 1  # 0 where closed, else -1
+    bits = row.view(np.int32)
+    np.bitwise_and(bits, keep, out=bits)
+    np.bitwise_and(np.invert(keep, out=keep), _NEG_INF_BITS, out=keep)
+    np.bitwise_or(bits, keep, out=bits)
 
 
 def _closed(mask: TokenMask, vocab: int) -> NDArray[np.bool_]:
