@@ -75,7 +75,7 @@ def test_a_row_that_ranks_divide_has_the_norm_of_the_whole(size, cast_first):
         places = [part(group.rank, heads) for heads in (8, 2)]
         q, k = (row[:, place].clone() for row, (place, _) in zip(rows, places, strict=True))
         own = [weight[values] for weight, (_, values) in zip(weights, places, strict=True)]
-        DividedRowNorms(group, *own, spec).forward(q, k)
+        DividedRowNorms(OPS, group, *own, spec).forward(q, k)
         return [(q, places[0][0]), (k, places[1][0])]
 
     for found in on_ranks(size, normed_part):

@@ -53,9 +53,13 @@ def states(folder, dtype, group):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_captured_step_of_two_ranks_gives_the_bits_of_an_ordinary_one(tmp_path, dtype):
-    folder = toys.save(toys.make("llama", **SIZES), tmp_path)
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.bfloat16), ("llama", torch.float32), ("olmo2", torch.bfloat16)],
+)
+def test_a_captured_step_of_two_ranks_gives_the_bits_of_an_ordinary_one(tmp_path, family, dtype):
+    """olmo2: rows of queries and keys, which the ranks divide, have a norm."""
+    folder = toys.save(toys.make(family, **SIZES), tmp_path)
     first = SharedMemoryGroup.create(2)
     groups = [first, SharedMemoryGroup.join(first.path, 1, 2)]
 

@@ -21,6 +21,10 @@ class Ops:
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None, bool], Pair]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float, bool], None]
     row_norm: Callable[[torch.Tensor, torch.Tensor, float, bool], None]
+    row_squares: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    divided_row_norm: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, int, int, float, bool], None
+    ]
     add: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rope: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]

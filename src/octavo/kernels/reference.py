@@ -40,6 +40,32 @@ def row_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool
     x.copy_(_normed(x.flatten(1), weight, eps, cast_first).view(x.shape))
 
 
+def row_squares(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The sums of squares of each token's heads, float32 [T, 2]: of query [T, heads, head_dim],
+    and of key."""
+    return torch.stack([part.flatten(1).float().pow(2).sum(1) for part in (query, key)], 1)
+
+
+def divided_row_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    squares: torch.Tensor,
+    column: int,
+    count: int,
+    eps: float,
+    cast_first: bool = False,
+) -> None:
+    """As `row_norm` of rows of `count` values of which x [T, heads, head_dim] is a part.
+
+    squares: float32 [T, 2], whose `column` has the sums of squares of the whole rows.
+    """
+    wide = x.flatten(1).float()
+    normed = wide * torch.rsqrt(squares[:, column, None] / count + eps)
+    if cast_first:
+        normed = normed.to(x.dtype).float()
+    x.copy_((normed * weight.float()).view(x.shape))
+
+
 def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """residual + scale * x of [T, H], rounded once and stored in `residual`, which is returned."""
     return residual.copy_(residual.float() + x.float() * scale)

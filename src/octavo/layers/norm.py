@@ -113,22 +113,18 @@ class DividedRowNorms:
     heads have equally many, so the mean is the same.
     """
 
-    __slots__ = ("_cast_first", "_eps", "_group", "_weights")
+    __slots__ = ("_cast_first", "_eps", "_group", "_norm", "_squares", "_weights")
 
     def __init__(
-        self, group: Group, query: torch.Tensor, key: torch.Tensor, spec: NormSpec
+        self, ops: Ops, group: Group, query: torch.Tensor, key: torch.Tensor, spec: NormSpec
     ) -> None:
-        self._group, self._weights = group, (query.float(), key.float())
+        self._squares, self._norm = ops.row_squares, ops.divided_row_norm
+        self._group, self._weights = group, (query, key)
         self._eps, self._cast_first = spec.eps, spec.cast_first
 
     def forward(self, query: torch.Tensor, key: torch.Tensor) -> None:
         """[T, heads, head_dim] of this rank's heads, in place."""
-        rows = query.flatten(1).float(), key.flatten(1).float()
-        squares = torch.stack([row.pow(2).sum(1) for row in rows], 1)
-        totals = self._group.all_reduce(squares).unbind(1)
-        for x, wide, total, weight in zip((query, key), rows, totals, self._weights, strict=True):
-            mean = total / (wide.shape[1] * self._group.size)
-            normed = wide * torch.rsqrt(mean + self._eps).unsqueeze(1)
-            if self._cast_first:
-                normed = normed.to(x.dtype).float()
-            x.copy_((normed * weight).view(x.shape))
+        squares = self._group.all_reduce(self._squares(query, key))
+        for column, (x, weight) in enumerate(zip((query, key), self._weights, strict=True)):
+            count = len(weight) * self._group.size
+            self._norm(x, weight, squares, column, count, self._eps, self._cast_first)

@@ -318,10 +318,7 @@ class Decoder:
 
     def explain(self) -> dict[str, str]:
         """For each op, what serves it and why."""
-        found = {"linear": self._products.explain(), **self._ops.explain()}
-        if self._group.size > 1:
-            found["row_norm"] = f"torch: rows are divided among {self._group.size} ranks"
-        return found
+        return {"linear": self._products.explain(), **self._ops.explain()}
 
     def _make_head(self, embed: torch.Tensor, most_rows: int) -> Product:
         """From hidden states [R, H] to logits [R, num_ids].
@@ -417,7 +414,7 @@ class Decoder:
             self._norm_weight(f"{at}{name}.weight", layer.norm) for name in ("q_norm", "k_norm")
         )
         if layer.qk_norm == "row" and self._group.size > 1:
-            return None, None, DividedRowNorms(self._group, query, key, layer.norm)
+            return None, None, DividedRowNorms(self._ops, self._group, query, key, layer.norm)
         kind = HeadNorm if layer.qk_norm == "head" else RowNorm
         return kind(self._ops, query, layer.norm), kind(self._ops, key, layer.norm), None
 

@@ -67,6 +67,28 @@ def test_head_norm_and_row_norm(dtype, wide, dim):
         assert torch.equal(found[:, :: heads + 1], packed[:, :: heads + 1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dim", [8, 40])
+@pytest.mark.parametrize("cast_first", [False, True])
+def test_norms_of_rows_that_ranks_divide(dtype, wide, dim, cast_first):
+    """Three of five query heads and one of keys, between others in the row of a product."""
+    ops, packed = cpu_ops.CpuOps(dtype), random(19, 7, dim, dtype=dtype)
+    found, wanted = packed.clone(), packed.clone()
+    parts = [(slice(1, 4), 0), (slice(5, 6), 1)]
+    squares = ops.row_squares(*(found[:, heads] for heads, _ in parts))
+    expected = reference.row_squares(*(wanted[:, heads] for heads, _ in parts))
+    torch.testing.assert_close(squares, expected)
+    for heads, column in parts:
+        size = dim * (heads.stop - heads.start)
+        weight = 1 + random(size, dtype=torch.float32 if wide else dtype, seed=3) / 4
+        rest = (column, 2 * size, 1e-6, cast_first)
+        ops.divided_row_norm(found[:, heads], weight, squares, *rest)
+        reference.divided_row_norm(wanted[:, heads], weight, expected, *rest)
+        check(found[:, heads], wanted[:, heads])
+    assert torch.equal(found[:, [0, 4, 6]], packed[:, [0, 4, 6]])
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_normed_row_may_be_rounded_before_the_weight(wide):
     ops, dtype = cpu_ops.CpuOps(torch.bfloat16), torch.bfloat16

@@ -122,6 +122,19 @@ RMS_NORM = Arguments(
     eps=_F64,
 )  # fmt: skip
 
+# out, squares: float32, of a row's two columns the address of the first row's. count: of the values
+# of a whole row.
+ROW_SQUARES = Arguments(
+    "fused:row_squares",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
+    x_stride=_I64, out=_POINTER, size=_I64,
+)  # fmt: skip
+DIVIDED_ROW_NORM = Arguments(
+    "fused:divided_row_norm",
+    counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,
+    x_stride=_I64, weight=_POINTER, squares=_POINTER, size=_I64, count=_F64, eps=_F64,
+)  # fmt: skip
+
 ADD = Arguments(
     "fused:add",
     counter=_COUNTER, thread=_COUNTER, rows=Kind.ROWS, chunk=Kind.CHUNK, x=_POINTER,

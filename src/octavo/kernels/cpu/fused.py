@@ -1,6 +1,9 @@
 """Fused kernels between the GEMMs of a layer, each in one pass over its rows.
 
     rms_norm    r = x + residual, rounded and stored; y = r / sqrt(mean(r^2) + eps) * weight
+    row_squares, divided_row_norm
+                rms_norm of rows whose parts are on several ranks: what each part adds to the sum
+                of squares, and the norm by the sum over all of them
     add         residual + scale * x, stored in the residual
     activation  silu(gate) * up or gelu(gate) * up (tanh form) of [gate | up]
     rope_write  head norm and rotary embedding of q (in place) and k, then k and v to the cache
@@ -47,8 +50,8 @@ from octavo.kernels.cpu.simd import (
 )  # fmt: skip
 
 _NORM, _ACTIVATION, _ROPE = abi.RMS_NORM.offset, abi.ACTIVATION.offset, abi.ROPE_WRITE.offset
-_ADD = abi.ADD.offset
-_ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all four
+_ADD, _SQUARES, _DIVIDED = abi.ADD.offset, abi.ROW_SQUARES.offset, abi.DIVIDED_ROW_NORM.offset
+_ROWS, _CHUNK = _NORM.rows, _NORM.chunk  # of all
 _ONE = np.float32(1.0)
 
 
@@ -109,6 +112,48 @@ def rms_norm(variant: str) -> Any:
                 value = read(out + i * size, n - i)
             scale = read_weight(weight + i * weight_size, n - i)
             write(out + i * size, vmul(value, scale), n - i)
+
+    return _by_rows(row)
+
+
+def row_squares(dtype: str) -> Any:
+    """See `reference.row_squares`; a column of it, of x [rows, size] with strides."""
+    size, read, _ = row_memory(dtype == "bfloat16")
+
+    @jit
+    def row(a, index):
+        n = geti(a + _SQUARES.size)
+        x = geti(a + _SQUARES.x) + index * geti(a + _SQUARES.x_stride)
+        total = vsplat(np.float32(0.0))
+        for i in range(0, n, LANES):
+            value = read(x + i * size, n - i)
+            total = vfma(value, value, total)
+        setf(geti(a + _SQUARES.out) + index * 8, vsum(total))
+
+    return _by_rows(row)
+
+
+def divided_row_norm(variant: str) -> Any:
+    """See `reference.divided_row_norm`; `variant` as of `rms_norm`."""
+    dtype, *flags = variant.split("-")
+    cast = "cast" in flags
+    size, read, write = row_memory(dtype == "bfloat16")
+    weight_size, read_weight, _ = row_memory(dtype == "bfloat16" and "wide" not in flags)
+
+    @jit
+    def row(a, index):
+        n, weight = geti(a + _DIVIDED.size), geti(a + _DIVIDED.weight)
+        x = geti(a + _DIVIDED.x) + index * geti(a + _DIVIDED.x_stride)
+        total = getf(geti(a + _DIVIDED.squares) + index * 8)
+        mean = total / np.float32(getd(a + _DIVIDED.count)) + np.float32(getd(a + _DIVIDED.eps))
+        factor = vsplat(_ONE / np.sqrt(mean))
+        for i in range(0, n, LANES):
+            value = vmul(read(x + i * size, n - i), factor)
+            if cast:
+                write(x + i * size, value, n - i)
+                value = read(x + i * size, n - i)
+            scale = read_weight(weight + i * weight_size, n - i)
+            write(x + i * size, vmul(value, scale), n - i)
 
     return _by_rows(row)
 

@@ -17,6 +17,8 @@ CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 DTYPES = tuple(FLOAT_NAMES)
 _PARALLEL_FROM = 16384  # values
 _pack_norm = abi.RMS_NORM.packer()
+_pack_squares = abi.ROW_SQUARES.packer()
+_pack_divided = abi.DIVIDED_ROW_NORM.packer()
 _pack_add = abi.ADD.packer()
 _pack_activation = abi.ACTIVATION.packer()
 _pack_rope = abi.ROPE_WRITE.packer()
@@ -99,6 +101,46 @@ class CpuOps:
             weight=address(weight), out=address(x), out_stride=stride, size=size, eps=eps,
         )  # fmt: skip
         self._norms[weight.dtype, cast_first].run(arguments, threads)
+
+    def row_squares(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """See `reference.row_squares`."""
+        if not (self._fits(query) and self._fits(key)):
+            return reference.row_squares(query, key)
+        rows = query.shape[0]
+        out = empty((rows, 2), torch.float32)
+        for column, x in enumerate((query, key)):
+            size = x.shape[1] * x.shape[2]
+            threads, chunk = _share(rows, size)
+            arguments = _pack_squares(
+                rows=rows, chunk=chunk, x=address(x), x_stride=x.stride(0) * self._itemsize,
+                out=address(out) + 4 * column, size=size,
+            )  # fmt: skip
+            kernel(abi.ROW_SQUARES, FLOAT_NAMES[self.dtype]).run(arguments, threads)
+        return out
+
+    def divided_row_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        squares: torch.Tensor,
+        column: int,
+        count: int,
+        eps: float,
+        cast_first: bool = False,
+    ) -> None:
+        """See `reference.divided_row_norm`."""
+        if not (self._fits(x) and self._takes(weight) and squares.is_contiguous()):
+            reference.divided_row_norm(x, weight, squares, column, count, eps, cast_first)
+            return
+        rows, size = x.shape[0], x.shape[1] * x.shape[2]
+        threads, chunk = _share(rows, size)
+        arguments = _pack_divided(
+            rows=rows, chunk=chunk, x=address(x), x_stride=x.stride(0) * self._itemsize,
+            weight=address(weight), squares=address(squares) + 4 * column, size=size, count=count,
+            eps=eps,
+        )  # fmt: skip
+        variant = FLOAT_NAMES[self.dtype] + _norm_flags(self.dtype, weight.dtype, cast_first)
+        kernel(abi.DIVIDED_ROW_NORM, variant).run(arguments, threads)
 
     def _takes(self, weight: torch.Tensor) -> bool:
         return weight.is_contiguous() and weight.dtype in (self.dtype, torch.float32)

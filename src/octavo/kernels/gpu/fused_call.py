@@ -50,6 +50,10 @@ def row_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, cast_first: bool
     _norm(x, x, weight, eps, cast_first, 1, x.shape[1] * x.shape[2], 0)
 
 
+# Of rows that ranks divide (OLMo 2): a few small kernels of torch.
+row_squares, divided_row_norm = reference.row_squares, reference.divided_row_norm
+
+
 def _norm(
     out: torch.Tensor,
     x: torch.Tensor,
