@@ -342,12 +342,19 @@ def test_one_gpu_is_not_for_several():
 # Ends
 
 
-def test_the_others_go_on_without_one_until_none_is_left(tokenizer):
+def test_an_end_that_was_asked_for_is_no_loss(tokenizer, caplog):
+    over(tokenizer, lambda run: asyncio.sleep(0))
+    assert "engines serve" not in caplog.text
+    assert "died" not in caplog.text
+
+
+def test_the_others_go_on_without_one_until_none_is_left(tokenizer, caplog):
     async def body(run):
         client = run.client
         run.places[1].die()
         await until(lambda: run.seen.down == [1])
         assert client.down == {1: "its process ended with signal SIGKILL"}
+        assert "1 of 2 engines serve" in caplog.text
         assert client.unhealthy_reason is None
         batch = await run.submit(*map(prompt, "abc"))
         assert {batch.engine_of(i) for i in range(3)} == {0}

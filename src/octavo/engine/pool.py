@@ -134,8 +134,11 @@ class EnginePool:
             if self._restart and not self._closing and link.capabilities is not None:
                 self._restarts[link.index] = asyncio.create_task(self._start_again(link))
             self._owner.link_died(link, error)
-            if self.serving:
-                logger.warning("%d of %d engines serve", len(self.serving), len(self.links))
+            self._say_how_many_serve()
+
+    def _say_how_many_serve(self) -> None:
+        if self.serving and not self._closing:
+            logger.warning("%d of %d engines serve", len(self.serving), len(self.links))
 
     def _fail_start(self, link: EngineLink, error: OctavoError) -> None:
         """One does not start: none will serve, and those that still load need not go on."""
@@ -165,8 +168,7 @@ class EnginePool:
             await link.close(reason)
             del self._restarts[link.index]
             self._owner.link_died(link, reason)
-            if self.serving:
-                logger.warning("%d of %d engines serve", len(self.serving), len(self.links))
+            self._say_how_many_serve()
             return
         del self._restarts[link.index]
         logger.info("%s serves again", link.name)
