@@ -170,6 +170,18 @@ def test_blocks_that_share_a_scale_are_not_torn(tmp_path: Path) -> None:
     )
 
 
+def test_the_experts_of_a_layer_are_one_component(tmp_path: Path) -> None:
+    """An override names them without their number."""
+    sizes = {"num_attention_heads": 8, "hidden_size": 64, "intermediate_size": 96}
+    folder = toys.save(toys.make("mixtral", num_local_experts=4, **sizes), tmp_path)
+    assert "inside a group of 32 (int4)" in refused(folder, 2, quantization="int4")
+    config = EngineConfig(
+        model=str(folder), quantization="int4", load_progress=False,
+        quantization_override="*.experts.down_proj=int8",
+    )  # fmt: skip
+    prepare(config, kit.cpu_device(), torch.float32, ThreadGroup(Meeting(2), 1))
+
+
 def test_an_architecture_that_says_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -46,6 +47,8 @@ logger = get_logger(__name__)
 
 # Tables of positions that any model may have, however small its weights are.
 _TABLE_BYTES = 2**30
+# All experts of a layer are one component.
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _BITS = {INT8: 8, INT4: 4, FP8: 8}  # at least, of a value of a product's weight
 
 
@@ -321,6 +324,7 @@ def _groups(
     stored = {architecture.parameter_name(spec, name) for name in checkpoint.tensors}
     for name in sorted(architecture.product_weights(spec)):
         cut, component = cuts[name], name.removeprefix("model.").removesuffix(".weight")
+        component = _EXPERT.sub(".experts.", component)
         if cut.kind not in ("row", "column"):
             continue
         form = spec.quantization
