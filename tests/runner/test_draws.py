@@ -5,6 +5,7 @@ The device is played by the CPU, see `tests.runner.asynchronous`.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from msgspec import to_builtins
@@ -170,6 +171,23 @@ def test_results_are_the_cpus(runners, params):
     known = row([spec(1, (token,) if looks_back else (), **params)], (token,), 20)
     for runner in runners:
         assert same(plain(runner.execute(StepPlan(3, (known,)))), found[1])
+
+
+class Mask:
+    """Every third token."""
+
+    def words(self):
+        return np.array([sum(1 << bit for bit in range(32) if (32 * word + bit) % 3 == 0)
+                         for word in range(9)], np.uint32).view(np.int32)  # fmt: skip
+
+
+@pytest.mark.parametrize("params", [{}, {"logprobs": 3}, {"presence_penalty": 1.0}], ids=str)
+def test_masks_of_grammars_close_what_they_close_on_the_cpu(runners, params):
+    samples = [replace(spec(0, index=i, **params), mask=Mask()) for i in range(2)]
+    plan = StepPlan(1, (row(samples), other(0)))
+    one, two = (plain(runner.execute(plan)) for runner in runners)
+    assert same(one, two)
+    assert all(token % 3 == 0 for choice in one[0]["choices"] for token in choice)
 
 
 def plain(result):

@@ -60,7 +60,9 @@ class _Batch:
         if plain or not any(sampler.adjusts(spec) for spec in specs):
             self.drawn = device.launch_draws(table, self._items)
         else:
-            edited = sampler.edited_rows(device, table, specs, self._items, self._errors)
+            edited = sampler.edited_rows(
+                device, table, specs, self._items, self._errors, device.tensor
+            )
             parts = [device.launch_draws(copies, items) for _, copies, items in edited]
             self.drawn = torch.cat(parts) if len(parts) > 1 else parts[0]
         self._read = device.fetch(self.drawn)
@@ -69,7 +71,7 @@ class _Batch:
         if self._asking:
             wanted = sampler.logprob_items(specs, self._items, self._asking, table.shape[1])
             wanted["token"] = self._asking
-            table = sampler.masked(table, specs, self._asking, wanted)
+            table = sampler.masked(table, specs, self._asking, wanted, device.tensor)
             self._logprobs = (wanted, device.launch_logprobs(table, wanted, self.drawn))
 
     def read(self) -> list[Sampled]:

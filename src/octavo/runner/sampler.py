@@ -12,7 +12,7 @@ rows are unaffected. A logit of -inf is a token that cannot be drawn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -28,6 +28,8 @@ from octavo.params import SamplingParams
 from octavo.runner.edits import edits
 
 _Floats = NDArray[np.float32]
+# A copy on the device of an array, under a name that stands for its buffer.
+Send = Callable[[str, NDArray[np.generic]], torch.Tensor]
 
 _MASK_64 = 2**64 - 1
 _NEG_INF_BITS = np.float32(-np.inf).view(np.int32)
@@ -194,9 +196,10 @@ def edited_rows(
     specs: Sequence[SampleSpec],
     items: ops.Items,
     errors: dict[int, str],
+    send: Send | None = None,
 ) -> Iterator[tuple[int, torch.Tensor, ops.Items]]:
     """(first spec, copies of rows as the specs change them, items of these), as many at a time as
-    there are rows. Adds {spec: error} of specs with unknown ids."""
+    there are rows. Adds {spec: error} of specs with unknown ids. send: see `_close`."""
     vocab = table.shape[1]
     for begin in range(0, len(specs), len(table)):
         drawn = items[begin : begin + len(table)].copy()
@@ -217,17 +220,20 @@ def edited_rows(
             changes[-1]["place"] += n * vocab
             closed[n] = spec.params.allowed_token_ids is not None
         copies = kernels.edited(table, drawn["row"].copy(), closed, np.concatenate(changes))
-        _close(copies, masks)
+        _close(copies, masks, send)
         drawn["row"] = range(len(drawn))
         yield begin, copies, drawn
 
 
-def _close(rows: torch.Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> None:
+def _close(
+    rows: torch.Tensor, masks: Mapping[int, NDArray[np.bool_]], send: Send | None = None
+) -> None:
     """Let no token be drawn from `rows` [N, V] where the mask [V] of a row, by its number, is
-    true; in place."""
+    true; in place. send: `Device.tensor`, where the host must not wait for the device."""
     if masks:
-        closed = torch.from_numpy(np.stack(list(masks.values()))).to(rows.device)
-        at = torch.tensor(list(masks), device=rows.device)
+        send = send or (lambda _, array: torch.from_numpy(array).to(rows.device))
+        closed = send("masks", np.stack(list(masks.values())))
+        at = send("masked rows", np.array(list(masks), np.int64))
         rows[at] = rows[at].masked_fill_(closed, -torch.inf)
 
 
@@ -274,11 +280,15 @@ def _requested_logprobs(
 
 
 def masked(
-    table: torch.Tensor, specs: Sequence[SampleSpec], asking: Sequence[int], wanted: ops.Items
+    table: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    asking: Sequence[int],
+    wanted: ops.Items,
+    send: Send | None = None,
 ) -> torch.Tensor:
     """The rows from which the log-probabilities of the specs `asking` are read: those of `table`,
     or copies in which the tokens that a grammar excludes are -inf. wanted: items of them, whose
-    rows are changed with that."""
+    rows are changed with that. send: see `_close`."""
     masks: dict[int, NDArray[np.bool_]] = {}
     for n, i in enumerate(asking):
         if (mask := specs[i].mask) is not None:
@@ -286,8 +296,10 @@ def masked(
                 masks[n] = _closed(mask, table.shape[1])
     if not masks:
         return table
-    copies = table[torch.from_numpy(wanted["row"].copy()).to(table.device)].float()
-    _close(copies, masks)
+    rows = wanted["row"].copy()
+    at = send("asking rows", rows) if send else torch.from_numpy(rows).to(table.device)
+    copies = table[at].float()
+    _close(copies, masks, send)
     wanted["row"] = range(len(asking))
     return copies
 

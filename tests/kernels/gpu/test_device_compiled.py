@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import jit
@@ -189,3 +191,46 @@ def test_a_step_launches_what_its_rows_need(
         assert (found["attend"], found["join"]) == (layers * attends, layers * joins)
         assert found["take_drawn"] == found["survey"] == found["draw"] == 1
         assert found["copies to the device"] == 3  # inputs, work lists, draws
+
+
+class _NoWaits(TorchFunctionMode):
+    """Raises for a copy between the host and a device that waits for it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        moved = func is torch.Tensor.to and any(isinstance(a, str | torch.device) for a in args)
+        # Memory of copies are bytes.
+        read = func is torch.Tensor.numpy and args[0].dtype != torch.uint8
+        assert not moved, func
+        assert not read, func
+        assert func not in (torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.tolist), func
+        return func(*args, **(kwargs or {}))
+
+
+@dataclasses.dataclass
+class _Mask:
+    size: int
+
+    def words(self) -> Any:
+        return np.full(self.size, 0x55555555, np.int32)
+
+
+def test_launching_a_step_waits_for_no_copy(tmp_path: Path, launched: Keys) -> None:
+    """Whatever its rows ask for, captured or not."""
+    runner = make(tmp_path)
+    mask = _Mask(-(-runner.limits.vocab_size // 32))
+    ways: list[dict[str, Any]] = [
+        {}, {"temperature": 0}, {"logprobs": 2}, {"top_p": 0.5, "top_k": 3},
+        {"repetition_penalty": 1.2, "logprobs": 1}, {"allowed_token_ids": [1, 2]},
+        {"logit_bias": {5: 1.0}},
+    ]  # fmt: skip
+    for masked in (None, mask):
+        rows = []
+        for name, way in enumerate(ways):
+            spec = SampleSpec(SamplingParams(**way), name, 0, 0, mask=masked)
+            rows.append(PlanRow(str(name), (1,), 20, ((1 + 2 * name, 2 + 2 * name),), (spec,)))
+        targets = PlanRow("p", (1, 2, 3), 0, ((30,),), (), 2, (2, 3))
+        for tokens in (rows[:2], rows, [*rows, targets]):
+            with _NoWaits():  # type: ignore[no-untyped-call]
+                runner.submit(StepPlan(1, tuple(tokens)))
