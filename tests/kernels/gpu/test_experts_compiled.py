@@ -66,4 +66,5 @@ def test_routing_sorting_and_sums(capability: int) -> None:
     for kernel, types, constants, warps in kernels:
         built = compile_for(capability, kernel, types, constants, warps, unaligned=("pairs",))
         assert built.spilled == 0
-        assert built.count(r"ld\.global\S*v[24]") >= 1
+        if kernel is not experts.sort_pairs:  # any number of pairs, at any place
+            assert built.count(r"ld\.global\S*v[24]") >= 1
