@@ -44,8 +44,9 @@ class LateEvent:
     def synchronize(self) -> None:
         if self.query():
             return
-        assert not self.place, "the host waits for a copy to the device"
-        self.copies.waiting()
+        assert not self.place or self.copies.loading, "the host waits for a copy to the device"
+        if not self.place:
+            self.copies.waiting()
         self.copies.complete(self.number)
 
 
@@ -56,6 +57,7 @@ class LateCopies(HostCopies):
         self.completed = self.issued = 0
         self.in_flight: list[LateEvent] = []
         self.waiting: Callable[[], None] = lambda: None
+        self.loading = False  # when the host may wait for copies to the device
         self.most = 0  # copies to the device of one input in flight
 
     def send(self, host: torch.Tensor, target: torch.Tensor) -> LateEvent:
