@@ -5,6 +5,7 @@ Penalties, bias and masks are applied to the logits before: by `runner.sampler`,
 `EditsLogits`.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -61,6 +62,22 @@ class EditsLogits(SamplingKernels, Protocol):
     ) -> torch.Tensor:
         """float32 copies [N, V] of `rows` [N] of logits [R, V], changed by `edits` of dtype EDIT,
         no two of one place. closed [N]: where other tokens become -inf."""
+        ...
+
+
+@runtime_checkable
+class CopiesRows(SamplingKernels, Protocol):
+    """Of devices in host memory that copy rows faster than NumPy does."""
+
+    def copies(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int64],
+        masks: Sequence[NDArray[np.int32] | None],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`rows` [N] of logits [R, V] as float32 into `out` [N, V]; where a row has a mask, int32
+        [ceil(V / 32)] or longer, the tokens whose bit is 0 become -inf."""
         ...
 
 

@@ -135,3 +135,26 @@ def test_status(value, status, dtype, at):
 def test_a_row_without_any_token():
     made = items(1, temperature=1.0)
     assert drawn(torch.full((1, 70), float("-inf")), made) == ([-1], [ops.EMPTY])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 259, 4097])
+def test_copies_are_the_rows_with_their_masks(dtype, vocab):
+    draw = np.random.default_rng(vocab)
+    logits = torch.from_numpy(draw.standard_normal((5, vocab)).astype(np.float32)).to(dtype)
+    logits[0, 0] = torch.nan
+    rows = np.array([4, 0, 0, 2, 1, 3], np.int64)
+    words = -(-vocab // 32)
+    masks = [
+        None, draw.integers(-(2**31), 2**31, words).astype(np.int32), np.zeros(words, np.int32),
+        np.full(words, -1, np.int32), draw.integers(-(2**31), 2**31, words + 2).astype(np.int32),
+        None,
+    ]  # fmt: skip
+    out = np.full((6, vocab), 7, np.float32)
+    ops.copies(logits, rows, masks, out)
+    for row, mask, found in zip(rows, masks, out, strict=True):
+        wanted = logits[row].float().numpy().copy()
+        if mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little")
+            wanted[bits == 0] = -np.inf
+        np.testing.assert_array_equal(found, wanted)

@@ -243,6 +243,13 @@ _SAMPLING = {
 }  # fmt: skip
 DRAW = Arguments("sampling:draw", **_SAMPLING)
 LOGPROBS = Arguments("sampling:logprobs", **_SAMPLING)
+# rows: int64 [count], of logits; masks: int64 [count], addresses of int32 words, or 0; out: float32
+# [count, vocab].
+COPIES = Arguments(
+    "sampling:copies",
+    counter=_COUNTER, count=_I64, rows=_POINTER, masks=_POINTER, logits=_POINTER, vocab=_I64,
+    logit_bytes=_I64, out=_POINTER,
+)  # fmt: skip
 
 # A row to draw from, and how. token and status are written; for log-probabilities token is
 # an input, top_k is how many of the likeliest, and rank and status are written.

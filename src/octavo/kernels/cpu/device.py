@@ -129,5 +129,14 @@ class CpuDevice:
     def draw(self, logits: torch.Tensor, items: Items) -> None:
         sampling_call.draw(logits, items)
 
+    def copies(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int64],
+        masks: Sequence[NDArray[np.int32] | None],
+        out: NDArray[np.float32],
+    ) -> None:
+        sampling_call.copies(logits, rows, masks, out)
+
     def logprobs(self, logits: torch.Tensor, items: Items) -> Logprobs:
         return sampling_call.logprobs(logits, items)

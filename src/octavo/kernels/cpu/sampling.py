@@ -34,6 +34,7 @@ from octavo.kernels.cpu.abi import EMPTY, NOT_FINITE, OK
 from octavo.kernels.cpu.simd import getd, geti, seti, take
 
 _CALL, _ITEM = abi.DRAW.offset, abi.SAMPLING_ITEM.offset
+_COPY = abi.COPIES.offset
 _ITEM_BYTES = abi.SAMPLING_ITEM.nbytes
 _PIECE = abi.PIECE
 # A nucleus or top-k is first searched for in this many pieces, those with the largest maxima.
@@ -621,3 +622,59 @@ def _logprob_item(a, item, number, scratch, wide):
 def logprobs() -> Any:
     """Log-probabilities of one token, and of the likeliest, for each item."""
     return _by_items(_logprob_item)
+
+
+_NEG_INF_BITS = np.int32(-0x00800000)
+
+
+@jit
+def _masked(word, bits, target):
+    """32 logits as float32 bits to `target`; -inf where the word has a 0. Vectorizes."""
+    for i in range(target.size):
+        keep = np.int32(-np.int32(np.int32(word >> np.int32(i)) & np.int32(1)))
+        target[i] = np.int32(bits[i] & keep) | np.int32(_NEG_INF_BITS & ~keep)
+
+
+@jit
+def _copy(size, address, logit_bytes, mask, to):
+    target = _ints(to, size)
+    if logit_bytes == 2:
+        halves = _shorts(address, size)
+        for i in range(size):
+            target[i] = np.int32(halves[i]) << np.int32(16)
+    else:
+        whole = _ints(address, size)
+        for i in range(size):
+            target[i] = whole[i]
+    if mask:
+        words = _ints(mask, (size + 31) // 32)
+        for n in range(words.size):
+            part = target[32 * n : min(32 * n + 32, size)]
+            if words[n] == np.int32(0):
+                part[:] = _NEG_INF_BITS
+            elif words[n] != np.int32(-1):
+                _masked(words[n], part, part)
+
+
+def copies() -> Any:
+    """Copies rows as float32; where a row has a mask, tokens whose bit is 0 become -inf."""
+
+    @jit
+    def work(a):
+        size, logit_bytes = geti(a + _COPY.vocab), geti(a + _COPY.logit_bytes)
+        number = take(a)
+        while number < geti(a + _COPY.count):
+            row = geti(geti(a + _COPY.rows) + 8 * number)
+            _copy(
+                size,
+                geti(a + _COPY.logits) + row * size * logit_bytes,
+                logit_bytes,
+                geti(geti(a + _COPY.masks) + 8 * number),
+                geti(a + _COPY.out) + 4 * number * size,
+            )
+            number = take(a)
+
+    def kernel(a: int) -> None:
+        work(a)
+
+    return kernel

@@ -3,6 +3,8 @@
 Free of Numba. How tokens are drawn and ties are broken is described in `sampling`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ __all__ = ["EMPTY", "ITEM", "NOT_FINITE", "OK", "Items", "draw", "kernels", "log
 # wake others a few us; on a busy machine they may come milliseconds late.
 _SHARED_FROM = 2**17
 
-_KERNELS = {"draw": abi.DRAW, "logprobs": abi.LOGPROBS}
+_KERNELS = {"draw": abi.DRAW, "logprobs": abi.LOGPROBS, "copies": abi.COPIES}
 _PACKERS = {name: declared.packer() for name, declared in _KERNELS.items()}
 
 
@@ -41,6 +43,28 @@ def logprobs(logits: torch.Tensor, items: Items) -> tuple[NDArray[np.int64], NDA
     values = np.full(ids.shape, np.nan)
     _run("logprobs", logits, items, ids.ctypes.data, values.ctypes.data, most)
     return ids, values
+
+
+def copies(
+    logits: torch.Tensor,
+    rows: NDArray[np.int64],
+    masks: Sequence[NDArray[np.int32] | None],
+    out: NDArray[np.float32],
+) -> None:
+    """See `kernels.sampling.CopiesRows`."""
+    count, vocab = out.shape
+    assert logits.dtype in (torch.float32, torch.bfloat16), logits.dtype
+    assert logits.is_contiguous(), "rows have gaps"
+    assert len(rows) == len(masks) == count, "a copy has no row or no mask"
+    assert 0 <= rows.min() <= rows.max() < logits.shape[0], "no such row"
+    assert all(m is None or 32 * m.size >= vocab for m in masks), "a mask is too short"
+    at = np.array([0 if mask is None else mask.ctypes.data for mask in masks], np.int64)
+    threads = min(openmp.threads(), count) if count * vocab >= _SHARED_FROM else 1
+    arguments = _PACKERS["copies"](
+        count=count, rows=rows.ctypes.data, masks=at.ctypes.data, logits=address(logits),
+        vocab=vocab, logit_bytes=logits.itemsize, out=out.ctypes.data,
+    )  # fmt: skip
+    kernel(abi.COPIES).run(arguments, threads)
 
 
 def kernels() -> list[Kernel]:
