@@ -11,6 +11,7 @@ from tests.runner.asynchronous import LateCopies, engine_of, watch
 
 import kit
 from models import toys
+from models.test_loader_quantized import fp8
 from octavo import LLM, SamplingParams
 from octavo.attention import triton
 from octavo.config import EngineConfig
@@ -152,6 +153,16 @@ def test_a_random_workload_has_the_cpus_answers(folder: Path, copies: LateCopies
         found.append(workload.run(engine))
     assert found[0] == found[1]
     assert copies.most > 1
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_fp8_gives_the_tokens_of_its_expanded_weights(tmp_path: Path) -> None:
+    folder = fp8(tmp_path)
+    kit.write_tokenizer(folder)
+    expected = answers(folder, "cpu")[0]
+    found, llm = answers(folder, "interpret", cuda_graph_sizes="2")
+    assert found == expected
+    assert "products on codes" in str(llm.engine.explain())
 
 
 def test_inputs_are_copies() -> None:
