@@ -6,6 +6,7 @@ the kernel can do that. Needs root, `ip` and ray; run by `make test-netns`.
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo import LLM, SamplingParams
+from octavo.log import cache_dir
 from serving import PYTHONPATH, TESTS, wait_until, write_model
 
 SCRIPT = TESTS.parent / "deploy/ray-two-machines.sh"
@@ -95,6 +98,7 @@ class Machines:
             "HOME": str(self.place),
             "RAY_TMPDIR": str(self.place),
             "PYTHONPATH": PYTHONPATH,
+            "OCTAVO_CACHE_DIR": str(cache_dir()),  # of compiled kernels
         }
 
     def cable(self, state: str) -> None:
@@ -102,6 +106,14 @@ class Machines:
 
     def log(self, name: str) -> str:
         return (self.place / name).read_text()
+
+
+def wait_for(machines, happens, *logs):
+    """Wait at most a minute; the logs, if it does not happen."""
+    try:
+        wait_until(happens, 60, every=0.2)
+    except AssertionError as error:
+        pytest.fail("\n".join([str(error), *(f"{name}: {machines.log(name)}" for name in logs)]))
 
 
 def run(*command: str) -> str:
@@ -134,6 +146,45 @@ def machines():
 
 
 @pytest.mark.netns
+def test_ranks_of_one_engine_on_two_machines_give_the_tokens_of_one(machines, tiny_folder):
+    """Neither machine has two processors."""
+    octavo = "import sys; from octavo.cli.main import main; sys.exit(main())"
+    command = (
+        "env", f"RAY_ADDRESS={HERE}:6379", "RAY_AUTH_MODE=token", sys.executable, "-c", octavo,
+        "serve", str(tiny_folder), "--distributed-executor-backend", "ray",
+        "--tensor-parallel-size", "2", "--threads", "2", "--host", HERE, "--port", "8000",
+        "--dtype", "float32", "--kv-cache-memory-bytes", "10000000", "--swap-space", "0",
+    )  # fmt: skip
+    serve = machines.start(0, *command, log="ranks")
+    body = {"prompt": "hello there", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+    ask = (
+        f"import httpx\nr = httpx.post('http://{HERE}:8000/v1/completions', json={body!r}, "
+        "timeout=60)\nprint(r.status_code, r.text)"
+    )
+
+    def answer() -> str:
+        assert serve.poll() is None, machines.log("ranks")
+        done = subprocess.run(
+            ["ip", "netns", "exec", machines.names[0], sys.executable, "-c", ask],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout if done.stdout.startswith("200") else ""
+
+    try:
+        wait_for(machines, lambda: answer() != "", "head", "join", "ranks")
+        with LLM(str(tiny_folder), dtype="float32", kv_cache_memory_bytes=10_000_000) as llm:
+            params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0)
+            (alone,) = llm.generate(["hello there"], params, use_tqdm=False)
+        text = alone.outputs[0].text
+        assert json.loads(answer()[4:])["choices"][0]["text"] == text
+        assert "rank 1 runs on" in machines.log("ranks")
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        serve.wait(60)
+    assert serve.returncode == 0, machines.log("ranks")
+
+
+@pytest.mark.netns
 def test_a_machine_that_is_lost_costs_no_answer_and_one_that_joins_is_used(machines):
     serve = machines.start(
         0, str(SCRIPT), "serve", HERE, str(machines.place / "model"), "--threads", "1",
@@ -143,17 +194,13 @@ def test_a_machine_that_is_lost_costs_no_answer_and_one_that_joins_is_used(machi
         0, sys.executable, str(TESTS / "netns_client.py"), f"http://{HERE}:8000", log="client"
     )
 
-    def wait(text: str, seconds: float = 60) -> None:
+    def wait(text: str) -> None:
         def said() -> bool:
             assert serve.poll() is None, "the server ended"
             assert not client.poll(), "the client failed"
             return text in machines.log("client")
 
-        try:
-            wait_until(said, seconds)
-        except AssertionError as error:
-            logs = ("head", "join", "serve", "client")
-            pytest.fail("\n".join([str(error), *(f"{n}: {machines.log(n)}" for n in logs)]))
+        wait_for(machines, said, "head", "join", "serve", "client")
 
     wait("in the middle")
     machines.cable("down")

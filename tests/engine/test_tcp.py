@@ -117,6 +117,15 @@ def test_it_answers_among_strangers(folder, caplog):
     ]
 
 
+def test_a_connection_that_was_idle_during_a_load_still_carries(tmp_path):
+    """With ZeroMQ's own heartbeats every 2 s, the report of a load of 3 s was lost."""
+
+    async def body(client):
+        assert await answer(client, [99]) == "abcdefgh"
+
+    run(write_model(tmp_path, load_seconds=3), body)
+
+
 def assert_keys_are_secret(link):
     """They are in no text, command line or environment."""
     keys = link.launcher.launch.keys

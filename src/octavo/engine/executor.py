@@ -5,7 +5,7 @@ and server can be tested without weights (`engine.fake`).
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from octavo import progress
 from octavo.config import EngineConfig
@@ -13,6 +13,9 @@ from octavo.core.plan import RunnerLimits, StepPlan, StepResult
 from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.preflight import check_names, check_options
 from octavo.log import get_logger
+
+if TYPE_CHECKING:
+    from octavo.engine.worker_launcher import WorkerLauncher
 
 logger = get_logger(__name__)
 
@@ -84,8 +87,18 @@ def create_executor(config: EngineConfig, owns_process: bool = False) -> Executo
         from octavo.runner.model_runner import ModelRunner
 
     if config.tensor_parallel_size > 1:
-        return TensorParallelExecutor(config, owns_process=owns_process)
+        return TensorParallelExecutor(config, _launcher_of(config), owns_process=owns_process)
     return ModelRunner(config)
+
+
+def _launcher_of(config: EngineConfig) -> "WorkerLauncher | None":
+    """Where the other ranks run, if that is not this machine."""
+    if config.distributed_executor_backend != "ray":
+        return None
+    from octavo.engine.ray_workers import RayWorkers
+    from octavo.runner.device import resolved
+
+    return RayWorkers(resolved(config))
 
 
 def _warn_of_small_steps(config: EngineConfig) -> None:

@@ -1,4 +1,4 @@
-"""Runs on a machine of a Ray cluster: starts an engine process there and holds it.
+"""Runs on a machine of a Ray cluster: starts an engine's process there, or a rank's, and holds it.
 
 Commands, reports and tokens go over the engine's own sockets, never through this actor. What it
 returns is plain values, so that a driver of another version can read them.
@@ -18,7 +18,8 @@ import msgspec
 import zmq
 
 from octavo.engine.launcher import SPIN_COUNT
-from octavo.engine.messages import EngineKeys, Launch, check_build, launch_line
+from octavo.engine.messages import EngineKeys, check_build, launch_line
+from octavo.engine.ray_cluster import import_ray
 from octavo.errors import ConfigError
 from octavo.log import environment_for_child
 from octavo.processes import module_command
@@ -28,7 +29,7 @@ _WAIT_SECONDS = 10.0  # of one call of `follow`, so that no call lasts for ever
 
 
 class EngineHolder:
-    """One engine process. `hello`, `start`, then `follow` again and again; `kill` at any time."""
+    """One process. `hello`, `start`, then `follow` again and again; `kill` at any time."""
 
     def __init__(self) -> None:
         self._public, self._secret = (key.decode() for key in zmq.curve_keypair())
@@ -37,24 +38,28 @@ class EngineHolder:
         self._ended = False
         self._changed = threading.Condition()
 
-    def hello(self, build: str) -> tuple[str, str, str]:
-        """This machine's name, the engine's public key, and '' or why the builds do not fit."""
+    def hello(self, build: str) -> tuple[str, str, str, str]:
+        """This machine's name and its address in the cluster, the key of the process, and '' or
+        why the builds do not fit."""
+        machine, address = socket.gethostname(), str(import_ray().util.get_node_ip_address())
         try:
-            check_build(build, socket.gethostname())
+            check_build(build, machine)
         except ConfigError as error:
-            return socket.gethostname(), self._public, str(error)
-        return socket.gethostname(), self._public, ""
+            return machine, address, self._public, str(error)
+        return machine, address, self._public, ""
 
-    def start(self, launch: bytes, server_key: str, log: dict[str, str]) -> int:
-        """Start the process. launch: JSON, without the keys. log: the driver's settings of its
-        log. Returns the process id."""
-        keys = EngineKeys(server_key, self._public, self._secret)
-        told = msgspec.structs.replace(msgspec.json.decode(launch, type=Launch), keys=keys)
+    def start(self, kind: str, launch: bytes, server_key: str, log: dict[str, str]) -> int:
+        """Start the process. kind: "engine" or "worker". launch: its line, without the keys. log:
+        the driver's settings of its log. Returns the process id."""
+        told = msgspec.json.decode(launch)
+        told["keys"] = EngineKeys(server_key, self._public, self._secret)
+        # A process that has ranks elsewhere has Ray place them in the same cluster.
+        cluster = {"RAY_ADDRESS": str(import_ray().get_runtime_context().gcs_address)}
         process = subprocess.Popen(
-            module_command("octavo.engine.process"),
+            module_command("octavo.engine.process" if kind == "engine" else "octavo.engine.worker"),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT), **log},
+            env={**environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT), **log, **cluster},
             start_new_session=True,
         )
         self._process = process

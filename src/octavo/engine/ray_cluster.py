@@ -5,8 +5,10 @@ else one of this machine alone that is started here and ends with this process. 
 connected already stays as it is. Starting engines there is `engine.ray_launcher`.
 """
 
+import atexit
 import logging
 import queue
+import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from octavo.log import get_logger, ray_address_from_environment
 logger = get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
 JOIN_SECONDS = 120.0  # a cluster of this machine alone takes 7 to 25 s to start
 
 Resources = Mapping[str, float]
@@ -55,7 +58,10 @@ class RayCluster:
         # In a thread that does not end: Linux ends the processes of a cluster that is started
         # here with the thread that started them. Nor in the main one, where Ray would take SIGTERM.
         found: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        threading.Thread(target=_connect, args=(ray, found), daemon=True, name="ray").start()
+        leave = threading.Event()
+        thread = threading.Thread(target=_connect, args=(ray, found, leave), daemon=True)
+        thread.start()
+        atexit.register(_leave, thread, leave)
         try:
             error = found.get(timeout=JOIN_SECONDS)
         except queue.Empty:
@@ -86,7 +92,24 @@ class RayCluster:
         )
 
 
-def _connect(ray: Any, found: "queue.SimpleQueue[BaseException | None]") -> None:
+def take_signals_back() -> None:
+    """Undo what Ray did to SIGTERM when it was joined: its handler prints a trace, and aborts the
+    process after 3 s, in the middle of a drain. In the main thread; elsewhere this does nothing."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
+
+
+def _leave(thread: threading.Thread, leave: threading.Event) -> None:
+    """Before the interpreter is taken apart, of which Ray's own threads know nothing."""
+    leave.set()
+    thread.join(_LEAVE_SECONDS)
+
+
+def _connect(
+    ray: Any, found: "queue.SimpleQueue[BaseException | None]", leave: threading.Event
+) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)  # what it does is told in our own words
     try:
         # Ray's own set-up of logging would replace this program's handlers.
@@ -98,7 +121,8 @@ def _connect(ray: Any, found: "queue.SimpleQueue[BaseException | None]") -> None
         found.put(error if isinstance(error, Exception) else RuntimeError("Ray gave up"))
         return
     found.put(None)
-    threading.Event().wait()
+    leave.wait()
+    ray.shutdown()
 
 
 def check_address(address: str | None) -> None:

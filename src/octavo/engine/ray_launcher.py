@@ -37,6 +37,7 @@ from octavo.engine.ray_cluster import (
     first_line,
     import_ray,
     no_room,
+    take_signals_back,
 )
 from octavo.engine.tcp import ServerEnds
 from octavo.errors import ConfigError, EngineDeadError
@@ -46,6 +47,7 @@ logger = get_logger(__name__)
 
 PLACE_SECONDS = 60.0
 _SAY_SECONDS = 60.0  # between two lines of the log while an engine waits for room
+_RETRY_SECONDS = 1.0
 _KILL_SECONDS = 3.0
 _CALLS = 8  # of the actor at once: `follow` waits while `kill` is called
 _LOST = -9  # exit code of a process that nobody can ask any more
@@ -90,17 +92,43 @@ def engines_on_one(config: EngineConfig, machines: Sequence[Machine]) -> int:
     return math.ceil(config.data_parallel_size / max(1, count))
 
 
-def config_there(config: EngineConfig, wanted: Resources, engines: int) -> EngineConfig:
+def is_divided(config: EngineConfig, wanted: Resources, machines: Sequence[Machine]) -> bool:
+    """Whether no machine can hold all ranks of an engine, even if nothing else runs there."""
+    return config.tensor_parallel_size > 1 and not any(
+        all(machine.total.get(name, 0.0) >= count for name, count in wanted.items())
+        for machine in machines
+    )
+
+
+def of_one_rank(config: EngineConfig, wanted: Resources) -> dict[str, float]:
+    """What one rank asks for, of what all of them do."""
+    return {name: count // config.tensor_parallel_size for name, count in wanted.items()}
+
+
+def config_there(
+    config: EngineConfig, wanted: Resources, engines: int, divided: bool
+) -> EngineConfig:
     """The configuration of an engine on its machine, one of `engines` there: nothing is Ray's
-    business any more."""
+    business any more, unless its ranks are `divided` between machines."""
     threads = config.threads if "GPU" in wanted else int(wanted["CPU"])
     return config.with_(
         threads=threads,
         data_parallel_size=engines,
-        distributed_executor_backend="mp",
+        distributed_executor_backend="ray" if divided else "mp",
         data_parallel_address=None,
         data_parallel_rpc_port=0,
     )
+
+
+def new_holder(ray: Any, wanted: Resources, strategy: str) -> Any:
+    """An actor that reserves this, as soon as there is room."""
+    options = {
+        "num_cpus": wanted.get("CPU", 0.0),
+        "num_gpus": wanted.get("GPU", 0.0),
+        "scheduling_strategy": strategy,
+        "max_concurrency": _CALLS,
+    }
+    return ray.remote(EngineHolder).options(**options).remote()
 
 
 class RayLauncher:
@@ -117,40 +145,49 @@ class RayLauncher:
 
     async def connect(self, inbox: AnySocket, outbox: AnySocket) -> Addresses:
         here = await asyncio.to_thread(self._cluster.join)
+        take_signals_back()
         host, port = self._config.data_parallel_address or here, self._config.data_parallel_rpc_port
         first = port + 2 * self._engine if port else 0
         return Addresses(*self._ends.bind(inbox, outbox, host, first))
 
     async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
         ray = import_ray()
+        while True:
+            try:
+                return await self._start_once(ray, launch, exited)
+            except ray.exceptions.RayError as error:
+                # Ray takes some 15 s to see that a machine is lost, and places actors there still.
+                if self._seconds is None and isinstance(error, ray.exceptions.RayActorError):
+                    logger.warning("engine %d is placed anew: %s", self._engine, first_line(error))
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
+                raise EngineDeadError(f"its actor failed: {first_line(error)}") from error
+
+    async def _start_once(self, ray: Any, launch: Launch, exited: Exited) -> EngineProcess:
         machines = await asyncio.to_thread(self._cluster.machines)
         wanted = wanted_resources(self._config, machines)
-        # Spread: Ray takes the next machine with room for each engine.
-        options = {
-            "num_cpus": wanted["CPU"],
-            "num_gpus": wanted.get("GPU", 0.0),
-            "scheduling_strategy": "SPREAD",
-            "max_concurrency": _CALLS,
-        }
-        holder = ray.remote(EngineHolder).options(**options).remote()
+        divided = is_divided(self._config, wanted, machines)
+        share = of_one_rank(self._config, wanted) if divided else wanted
+        # Ray takes the next machine with room for each engine.
+        holder = new_holder(ray, share, "SPREAD")
         try:
-            machine, public, complaint = await self._hello(holder, wanted)
+            machine, _, public, complaint = await self._hello(holder, share)
             if complaint:
                 raise ConfigError(complaint)
             self._ends.admit(public)
-            there = config_there(launch.config, wanted, engines_on_one(self._config, machines))
+            engines = engines_on_one(self._config, machines)
+            there = config_there(launch.config, wanted, engines, divided)
             told = launch_line(msgspec.structs.replace(launch, config=there))
-            pid = await _reply(holder.start.remote(told, self._ends.public, settings_for_child()))
-        except BaseException as error:
+            call = holder.start.remote("engine", told, self._ends.public, settings_for_child())
+            pid = await _reply(call)
+        except BaseException:
             with contextlib.suppress(Exception):
                 ray.kill(holder)
-            if isinstance(error, ray.exceptions.RayError):
-                raise EngineDeadError(f"its actor failed: {first_line(error)}") from error
             raise
         logger.info("engine %d runs on %s (process %d)", self._engine, machine, pid)
         return RayProcess(holder, machine, pid, exited)
 
-    async def _hello(self, holder: Any, wanted: Resources) -> tuple[str, str, str]:
+    async def _hello(self, holder: Any, wanted: Resources) -> tuple[str, str, str, str]:
         """The actor's first answer, once it has room. Raises ConfigError if that takes too long."""
         call = asyncio.ensure_future(_reply(holder.hello.remote(build())))
         waited = 0.0
@@ -159,7 +196,7 @@ class RayLauncher:
                 step = _SAY_SECONDS if self._seconds is None else self._seconds
                 done, _ = await asyncio.wait([call], timeout=step)
                 if done:
-                    found: tuple[str, str, str] = call.result()
+                    found: tuple[str, str, str, str] = call.result()
                     return found
                 waited += step
                 error = no_room(wanted, await asyncio.to_thread(self._cluster.machines), waited)

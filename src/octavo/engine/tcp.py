@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from octavo.engine.messages import EngineKeys
@@ -30,24 +31,26 @@ logger = get_logger(__name__)
 CONNECT_SECONDS = 10.0  # from the engine's first packet until both ends have proved their keys
 # A machine that is lost sends nothing, not even the end of its connections. The server notices
 # earlier (`engine.link`), and moves the requests; this ends an engine that nobody hears.
-HEARTBEAT_SECONDS = 2.0
+# Not by ZeroMQ's own heartbeats: after one, libzmq 4.3.5 loses what a PUSH socket with keys sends.
 LOST_SECONDS = 30.0
+_KEEPALIVE_SECONDS = 10
 _DOMAIN = "octavo"
 
 AnySocket = zmq.Socket[bytes]
 
 
 class ServerEnds:
-    """The server's side: binds its two sockets and admits one engine process.
+    """The binding side: two sockets, and the keys that are let in.
 
-    Used on a running event loop, which answers those who connect.
+    on_loop: those who connect are answered on the running event loop; else in a thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_loop: bool = True) -> None:
+        self._on_loop = on_loop
         self._public, self._secret = zmq.curve_keypair()
-        self._admitted = b""
+        self._admitted: set[bytes] = set()
         self._refused = 0
-        self._authenticator: AsyncioAuthenticator | None = None
+        self._authenticator: AsyncioAuthenticator | ThreadAuthenticator | None = None
 
     @property
     def public(self) -> str:
@@ -58,8 +61,10 @@ class ServerEnds:
 
         Returns the addresses of `inbox` and `outbox`. Raises ConfigError.
         """
-        context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(inbox.context)
-        self._authenticator = AsyncioAuthenticator(context)
+        if self._on_loop:
+            self._authenticator = AsyncioAuthenticator(zmq.asyncio.Context.shadow(inbox.context))
+        else:
+            self._authenticator = ThreadAuthenticator(inbox.context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
         found = []
@@ -73,12 +78,12 @@ class ServerEnds:
         return found
 
     def admit(self, public: str) -> None:
-        """The one key that is let in from now on."""
-        self._admitted = public.encode()
+        """Let this key in from now on."""
+        self._admitted.add(public.encode())
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether this key is let in; the name is the authenticator's."""
-        if self._admitted and hmac.compare_digest(key, self._admitted):
+        if any(hmac.compare_digest(key, known) for known in self._admitted):
             return True
         self._refused += 1
         if self._refused == 1:
@@ -107,14 +112,14 @@ class EngineEnds:
 
     def inbox(self, address: str) -> AnySocket:
         """A socket for commands. Raises EngineDeadError."""
-        return self._open(zmq.PULL, address)
+        return self.connect(zmq.PULL, address)
 
     def outbox(self, address: str) -> AnySocket:
         """A socket for reports. Raises EngineDeadError."""
-        return self._open(zmq.PUSH, address)
+        return self.connect(zmq.PUSH, address)
 
-    def _open(self, kind: int, address: str) -> AnySocket:
-        """Connected: the other end has proved its key."""
+    def connect(self, kind: int, address: str) -> AnySocket:
+        """A socket of this kind, whose other end has proved its key. Raises EngineDeadError."""
         made = self._context.socket(kind)
         try:
             self._connect(made, address)
@@ -133,8 +138,11 @@ class EngineEnds:
         made.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * CONNECT_SECONDS))
         if address.startswith("tcp://["):
             made.setsockopt(zmq.IPV6, 1)
-        made.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT_SECONDS))
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * LOST_SECONDS))
+        made.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_SECONDS)
+        made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_SECONDS)
+        made.setsockopt(zmq.TCP_KEEPALIVE_CNT, int(LOST_SECONDS / _KEEPALIVE_SECONDS) - 1)
+        made.setsockopt(zmq.TCP_MAXRT, int(1000 * LOST_SECONDS))  # for what was sent
         monitor = made.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -24,6 +24,7 @@ from octavo.core.plan import StepPlan, StepResult
 from octavo.dist.base import SINGLE, Group
 from octavo.dist.create import create_group
 from octavo.engine.messages import Fault
+from octavo.engine.tcp import EngineEnds
 from octavo.engine.worker_messages import (
     STOP,
     Failed,
@@ -55,15 +56,13 @@ class Runner(Protocol):
 class Reports:
     """Sends reports, from any thread."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.connect(address)
         self._lock = threading.Lock()
 
     def send(self, report: WorkerReport) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(zmq.Again):  # its connection has ended
             self._socket.send(msgspec.msgpack.encode(report), zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -72,22 +71,25 @@ class Reports:
 
 
 class Worker:
-    """One rank, from its launch to its end."""
+    """One rank, from its launch to its end.
+
+    Raises EngineDeadError if rank 0, on another machine, cannot be reached.
+    """
 
     def __init__(self, launch: WorkerLaunch) -> None:
         self._launch = launch
         self._group: Group = SINGLE
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._reports = Reports(self._context, launch.reports)
+        self._ends = EngineEnds(self._context, launch.keys) if launch.keys else None
+        self._reports = Reports(self._connected(zmq.PUSH, launch.reports))
+        self._plans = self._connected(zmq.SUB, launch.plans)
         self._done = threading.Event()
         self._parent = os.getppid()
 
     def run(self) -> int:
         """Load, then execute plans until it is stopped. Returns the exit code."""
         rank = self._launch.rank
-        plans = self._context.socket(zmq.SUB)
-        plans.set_hwm(0)
-        plans.connect(self._launch.plans)
+        plans = self._plans
         plans.subscribe(b"")
         beat = threading.Thread(target=self._beat, name="octavo-beat", daemon=True)
         try:
@@ -110,7 +112,17 @@ class Worker:
             self._group.close()
             plans.close(linger=0)
             self._reports.close()
+            if self._ends is not None:
+                self._ends.close()
             self._context.term()
+
+    def _connected(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+        if self._ends is not None:
+            return self._ends.connect(kind, address)
+        made = self._context.socket(kind)
+        made.set_hwm(0)
+        made.connect(address)
+        return made
 
     def _load(self) -> Runner:
         launch = self._launch
@@ -129,6 +141,9 @@ class Worker:
             if os.getppid() != self._parent:  # a fork of it may hold our standard input open
                 os._exit(1)
             self._reports.send(WorkerBeat(self._launch.rank, self._group.operations))
+            if self._ends is not None and any(end.poll(0) for end in self._ends.monitors):
+                logger.warning("the connection to rank 0 has ended; this rank stops")
+                os._exit(1)  # also from within an operation that waits for another rank
 
 
 def follow(plans: "zmq.Socket[bytes]", runner: Runner) -> None:
@@ -163,7 +178,12 @@ def main() -> int:
     configure(prefix=f"rank {launch.rank}: ")
     setproctitle(f"octavo rank {launch.rank}: {launch.config.model}")
     threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
-    return Worker(launch).run()
+    try:
+        worker = Worker(launch)
+    except OctavoError as error:
+        logger.error("%s", error)  # there is no other way to say it
+        return 1
+    return worker.run()
 
 
 if __name__ == "__main__":

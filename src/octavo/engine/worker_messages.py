@@ -8,7 +8,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.dist.rendezvous import Rendezvous
-from octavo.engine.messages import Fault
+from octavo.engine.messages import EngineKeys, Fault
 
 RUNNER = "octavo.runner.model_runner:ModelRunner"
 STOP = b""  # in place of a plan
@@ -20,7 +20,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     config: of the engine; its device and its threads are this rank's. here: how many of the
     `size` ranks are on the worker's machine. plans, reports: ZeroMQ addresses to connect to.
     engine: a name that the ranks of one engine share. runner: `module:name` of what is called
-    with the configuration and the `runner.ranks.Ranks`.
+    with the configuration and the `runner.ranks.Ranks`. keys: None where rank 0 is on the same
+    machine.
     """
 
     config: EngineConfig
@@ -32,6 +33,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     reports: str
     engine: str
     runner: str = RUNNER
+    keys: EngineKeys | None = None
 
 
 class Started(msgspec.Struct, tag="started", array_like=True, frozen=True):
