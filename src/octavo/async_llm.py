@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine.arg_utils import options_of
+from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.client import EXECUTOR, EngineClient, Observer, merge
 from octavo.engine.messages import Stats
 from octavo.engine.preflight import check_options
@@ -28,7 +29,7 @@ from octavo.engine.requests import (
     RequestMaker,
     check_arguments,
 )
-from octavo.engine.stats import EngineStats, at_rest, merged
+from octavo.engine.stats import EngineStats, LatestStats, merged
 from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestError, RequestTypeError
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
@@ -350,14 +351,20 @@ class _Latest(Observer):
     """The latest statistics of each engine."""
 
     def __init__(self) -> None:
-        self.stats: dict[int, EngineStats] = {}
+        self._latest = LatestStats()
+
+    @property
+    def stats(self) -> dict[int, EngineStats]:
+        return self._latest.by_engine
+
+    def loaded(self, engine: int, capabilities: EngineCapabilities) -> None:
+        self._latest.counters = [gauge.name for gauge in capabilities.gauges if gauge.counter]
 
     def update(self, engine: int, report: Stats) -> None:
-        self.stats[engine] = report.stats
+        self._latest.update(engine, report.stats)
 
     def lost(self, engine: int) -> None:
-        if engine in self.stats:
-            self.stats[engine] = at_rest(self.stats[engine])
+        self._latest.lost(engine)
 
 
 class _Reader:

@@ -14,7 +14,9 @@ from octavo.config import EngineConfig
 from octavo.core.submission import Submission
 from octavo.engine import link, pool
 from octavo.engine.client import EngineClient, Observer
+from octavo.engine.messages import Stats
 from octavo.engine.preflight import check_options
+from octavo.engine.stats import EngineStats, Observations
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, QueueFullError
 from octavo.params import SamplingParams
 from octavo.text.tokenizer import load_tokenizer
@@ -416,6 +418,52 @@ def test_one_that_cannot_be_started_again_stays_down(tokenizer, monkeypatch, wha
         assert "gone too" in run.client.reason
 
     over(tokenizer, body, Place(), Place(), restart=True)
+
+
+def test_engines_that_die_at_once_are_no_fault_of_requests(tokenizer, monkeypatch):
+    """What is left of an engine is a message at most: no request is sent to it, or blamed."""
+    monkeypatch.setattr(pool, "RESTART_SECONDS", 0.01)
+
+    async def body(run):
+        run.places[0].steps.clear()
+        run.places[1].steps.clear()
+        batch = await run.submit(*map(prompt, "abcdef"))
+        for place in tuple(run.places):
+            place.die()
+        assert len(await ids(batch)) == 6
+
+    over(tokenizer, body, Place(), Place(), restart=True)
+
+
+def test_an_engine_whose_process_has_ended_gets_nothing(tokenizer, monkeypatch):
+    monkeypatch.setattr(link, "_LAST_MESSAGE_SECONDS", 60)
+
+    async def body(run):
+        run.places[0].die()
+        await until(lambda: 0 in run.client.down)
+        assert "SIGKILL" in run.client.down[0]
+        batch = await run.submit(*map(prompt, "abcd"))
+        assert {batch.engine_of(i) for i in range(4)} == {1}
+        assert len(await ids(batch)) == 4
+        run.client.links[0].fail(EngineDeadError("its last message"))
+
+    over(tokenizer, body, Place(), Place())
+
+
+def test_statistics_of_a_dead_engine_are_too_late(tokenizer):
+    async def body(run):
+        seen = []
+        run.seen.update = lambda engine, report: seen.append(engine)
+        run.places[0].die()
+        await until(lambda: run.seen.down == [0])
+        report = Stats(EngineStats(), Observations())
+        seen.clear()
+        run.client.received(run.client.links[0], report)
+        assert 0 not in seen
+        run.client.received(run.client.links[1], report)
+        assert 1 in seen
+
+    over(tokenizer, body, Place(), Place())
 
 
 def test_a_client_that_closes_starts_none_again(tokenizer, monkeypatch):

@@ -61,8 +61,15 @@ SLO = {
 
 
 def scrape(server):
+    return scraped(server.http.get("/metrics").text)
+
+
+def full_name(name):
+    return name if ":" in name else f"vllm:{name}"
+
+
+def scraped(text):
     """(name, sorted labels) -> value, through the strict parser."""
-    text = server.http.get("/metrics").text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -195,6 +202,39 @@ def loaded(gauges, scheduler="slo"):
     limits = RunnerLimits(9, 16, 1, 64, 256)
     metrics.loaded(0, EngineCapabilities(limits, scheduler, gauges=tuple(gauges)))
     return metrics
+
+
+def test_no_counter_falls_when_an_engine_is_started_again():
+    gauges = SLOScheduler(p99_itl_ms=50).gauges()
+    metrics = loaded(gauges)
+    counters = [metric for metric in exported(EngineStats) if metric.kind == "counter"]
+    names = [metric.field for metric in counters]
+
+    def shown():
+        found = scraped(metrics.text().decode())
+        values = {total(found, full_name(metric.name) + "_total") for metric in counters}
+        return (
+            values,
+            total(found, "octavo:slo_shed_total"),
+            total(found, "vllm:num_requests_running"),
+        )
+
+    def report(count, running):
+        counts = dict.fromkeys(names, count)
+        stats = EngineStats(**counts, running=running, policy={"shed": float(count)})
+        metrics.update(0, Stats(stats, Observations()))
+
+    report(5, running=3)
+    assert shown() == ({5.0}, 5.0, 3.0)
+    for _ in range(2):  # its death, and a start that failed
+        metrics.lost(0)
+        assert shown() == ({5.0}, 5.0, 0.0)
+    report(0, running=0)
+    assert shown() == ({5.0}, 5.0, 0.0)
+    report(7, running=2)
+    assert shown() == ({12.0}, 12.0, 2.0)
+    report(8, running=1)
+    assert shown() == ({13.0}, 13.0, 1.0)
 
 
 def test_what_an_slo_policy_does_is_shown_while_there_is_one():

@@ -18,9 +18,11 @@ def tick(caplog):
     metrics = Metrics("m")
     log = RatesLog(metrics, 10, lambda: now[0])
 
-    def move(**values):
+    def move(restarted=False, **values):
         caplog.clear()
         now[0] += 10
+        if restarted:
+            metrics.lost(0)
         if values:
             metrics.update(0, Stats(EngineStats(**values), Observations()))
         log.tick()
@@ -53,5 +55,8 @@ def test_rates_are_those_of_the_interval_and_rest_is_silent(tick):
 
 def test_an_engine_that_was_restarted_counts_from_zero(tick):
     tick(steps=100, generation_tokens=5000)
-    line = tick(steps=2, running=1, generation_tokens=20)
+    line = tick(restarted=True, steps=2, running=1, generation_tokens=20)
     assert line.fields["output_tokens_per_second"] == 2.0
+    # In this interval the new one did more than the old one in all its life.
+    line = tick(restarted=True, steps=900, running=1, generation_tokens=100, queried_tokens=50)
+    assert line.fields["output_tokens_per_second"] == 10.0

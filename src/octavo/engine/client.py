@@ -422,7 +422,8 @@ class EngineClient:
         if isinstance(report, Step):
             self._step(link, report)
         elif isinstance(report, Stats):
-            self.observer.update(link.index, report)
+            if link.reason is None:  # else what it ran, others have taken over
+                self.observer.update(link.index, report)
         elif isinstance(report, Refused):
             if request := self._of(link, report.request_id):
                 self._pop(report.request_id)
@@ -455,7 +456,8 @@ class EngineClient:
             self._send_aborts(requests)  # for when it answers again
             self._interrupt(link, f"{link.name} does not answer ({reason})")
         elif requests:
-            logger.error("%s; requests in flight fail", reason)
+            count = counted(len(requests), "request")
+            logger.error("%s does not answer (%s): %s failed", link.name, reason, count)
             self._fail(requests, EngineError(reason))
 
     def _interrupt(self, link: EngineLink, reason: str) -> None:

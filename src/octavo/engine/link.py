@@ -91,6 +91,7 @@ class EngineLink:
         self.index = index
         self.name = f"engine {index}" if config.data_parallel_size > 1 else "the engine"
         self.reason: str | None = None  # why the engine is dead
+        self._ended: str | None = None  # how its process did; its last words may be on the way
         self.process: EngineProcess | None = None
         self.capabilities: EngineCapabilities | None = None  # once it is loaded
         self.launcher = launcher
@@ -155,18 +156,17 @@ class EngineLink:
     @property
     def is_silent(self) -> bool:
         """Whether nothing has come for too long from an engine that may be alive."""
-        return self.reason is None and self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS
+        alive = self.reason is None and self._ended is None
+        return alive and self._silent_ticks * _TICK_SECONDS > FREEZE_SECONDS
 
     @property
     def unhealthy_reason(self) -> str | None:
         """Why the engine answers nothing at the moment; None when it is healthy."""
-        if self.reason is not None:
-            return self.reason
+        if self.reason is not None or self._ended is not None:
+            return self.reason or self._ended
         if not self._ready.done():
             return "the model is being loaded"
-        if self.is_silent:
-            return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
-        return None
+        return _silent() if self.is_silent else None
 
     async def close(self, why: OctavoError | None = None) -> None:
         """Stop the process and wait for its end; kill it if it does not exit in time.
@@ -192,7 +192,7 @@ class EngineLink:
                 self.send(Stop())
                 self.fail(why)
             if not await _ends_within(process, _EXIT_SECONDS):
-                logger.warning("the engine process did not stop in %g s; killing it", _EXIT_SECONDS)
+                logger.warning("%s did not stop in %g s; killing it", self.name, _EXIT_SECONDS)
         finally:
             await process.kill()
 
@@ -226,13 +226,17 @@ class EngineLink:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._silent_ticks += 1
-            if (reason := self.unhealthy_reason) and self.launcher.remote:
-                self.fail(EngineDeadError(f"{reason}; its machine or the network is lost"))
-            elif reason:
-                self._owner.link_silent(self, reason)
+            if not self.is_silent:
+                continue
+            if self.launcher.remote:
+                self.fail(EngineDeadError(f"{_silent()}; its machine or the network is lost"))
+            else:
+                self._owner.link_silent(self, _silent())
 
     def _exited(self, how: str) -> None:
-        # Its own Dead message, if it sent one, is on the way and says more.
+        # Its own Dead message, if it sent one, is on the way and says more. Nothing is sent to it
+        # any more: a request that was never there must not be taken for the cause of its end.
+        self._ended = how
         loop = asyncio.get_running_loop()
         loop.call_later(_LAST_MESSAGE_SECONDS, self.fail, EngineDeadError(how))
 
@@ -247,6 +251,10 @@ class EngineLink:
             if not done.done():
                 done.set_exception(EngineDeadError(self.reason))
         self._owner.link_died(self, error)
+
+
+def _silent() -> str:
+    return f"the engine process has been silent for more than {FREEZE_SECONDS:g} s"
 
 
 async def _ends_within(process: EngineProcess, seconds: float) -> bool:

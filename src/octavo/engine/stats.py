@@ -8,7 +8,7 @@ seconds of one monotonic clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -322,6 +322,53 @@ def merged(parts: Sequence[EngineStats]) -> EngineStats:
     queried = found["queried_tokens"]
     found["cache_hit_rate"] = found["cached_tokens"] / queried if queried else 0.0
     return EngineStats(**found)
+
+
+# Counts that are not exported: those of `server.metrics` are of what clients were given.
+_COUNTS = ("prompt_tokens", "generation_tokens")
+
+
+class LatestStats:
+    """The latest statistics of each engine, by its number.
+
+    Counts never fall: those of an engine that was started again go on from where they were.
+    counters: names of those gauges of the policy that count.
+    """
+
+    def __init__(self) -> None:
+        self.by_engine: dict[int, EngineStats] = {}
+        self.counters: Collection[str] = ()
+        self._before: dict[int, EngineStats] = {}
+
+    def update(self, engine: int, stats: EngineStats) -> None:
+        if before := self._before.get(engine):
+            stats = _going_on(before, stats, self.counters)
+        self.by_engine[engine] = stats
+
+    def lost(self, engine: int) -> None:
+        """It is dead."""
+        if engine in self.by_engine:
+            self.by_engine[engine] = self._before[engine] = at_rest(self.by_engine[engine])
+
+
+def _going_on(before: EngineStats, stats: EngineStats, counters: Collection[str]) -> EngineStats:
+    """With the counts of the engine whose place this one has taken."""
+    names = [*_COUNTS, *(one.field for one in exported(EngineStats) if one.kind == "counter")]
+    counts = {name: getattr(before, name) + getattr(stats, name) for name in names}
+    looked_up = counts["queried_tokens"]
+    return replace(
+        stats,
+        **counts,
+        cache_hit_rate=counts["cached_tokens"] / looked_up if looked_up else 0.0,
+        finished=_sums(before.finished, stats.finished),
+        policy={**stats.policy, **{
+            name: before.policy.get(name, 0) + stats.policy.get(name, 0) for name in counters
+        }},
+    )  # fmt: skip
+
+
+def _sums(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
 
 def at_rest(stats: EngineStats) -> EngineStats:

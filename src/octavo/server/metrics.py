@@ -20,7 +20,7 @@ from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.client import Observer
 from octavo.engine.messages import Stats
 from octavo.engine.routing import REASONS, Reason
-from octavo.engine.stats import COUNT_BUCKETS, EngineStats, Observations, at_rest, exported
+from octavo.engine.stats import COUNT_BUCKETS, EngineStats, LatestStats, Observations, exported
 from octavo.errors import QueueFullError
 from octavo.outputs import FinishReason
 
@@ -52,7 +52,7 @@ class Metrics(Observer):
 
     def __init__(self, model_name: str, engines: int = 1) -> None:
         self._engines = [{"model_name": model_name, "engine": str(i)} for i in range(engines)]
-        self.last: dict[int, EngineStats] = {}  # of each engine, by its number
+        self._latest = LatestStats()
         self.down: Callable[[], Collection[int]] = dict  # those that do not answer
         self._capabilities: dict[int, EngineCapabilities] = {}
         self.registry = CollectorRegistry()
@@ -120,21 +120,26 @@ class Metrics(Observer):
             for engine in self._engines
         ]
 
+    @property
+    def last(self) -> dict[int, EngineStats]:
+        """The latest statistics of each engine, by its number."""
+        return self._latest.by_engine
+
     def loaded(self, engine: int, capabilities: EngineCapabilities) -> None:
         """An engine is ready. Its policy's gauges are shown from now on."""
         self._capabilities[engine] = capabilities
+        self._latest.counters = [gauge.name for gauge in capabilities.gauges if gauge.counter]
 
     def update(self, engine: int, report: Stats) -> None:
         """A snapshot came from an engine."""
-        self.last[engine] = report.stats
+        self._latest.update(engine, report.stats)
         for name, histograms in self._histograms:
             for value in getattr(report.fresh, name):
                 histograms[engine].observe(value)
 
     def lost(self, engine: int) -> None:
         """An engine is dead: nothing runs there."""
-        if engine in self.last:
-            self.last[engine] = at_rest(self.last[engine])
+        self._latest.lost(engine)
 
     def routed(self, engine: int, reason: Reason) -> None:
         self._routed[engine][reason].inc()

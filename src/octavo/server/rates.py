@@ -38,11 +38,7 @@ class RatesLog:
         self._before = latest = dict(self._metrics.last)
         if not latest:
             return
-        earlier = []
-        for engine, stats in latest.items():
-            last = before.get(engine, EngineStats())
-            # Where another engine has taken its place, that one has counted from 0.
-            earlier.append(last if stats.steps >= last.steps else EngineStats())
+        earlier = [before.get(engine, EngineStats()) for engine in latest]
         total, past = merged(list(latest.values())), merged(earlier)
         if total.running + total.waiting + total.swapped or total.steps != past.steps:
             running = [latest[engine].running for engine in sorted(latest)]
