@@ -38,7 +38,7 @@ from octavo.engine.messages import (
 from octavo.engine.process import Loop
 from octavo.errors import EngineDeadError, QueueFullError, RequestError
 from octavo.params import SamplingParams
-from serving import PYTHONPATH, write_model
+from serving import PYTHONPATH, wait_until, write_model
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 
@@ -46,11 +46,11 @@ PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 class Engine:
     """A process, and both ends of its sockets."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, sockets: Path | None = None, **options: object) -> None:
         self.context = zmq.Context()
         self.inbox = self.context.socket(zmq.PUSH)
         self.outbox = self.context.socket(zmq.PULL)
-        names = [f"ipc://{folder}/{name}" for name in ("in", "out")]
+        names = [f"ipc://{sockets or folder}/{name}" for name in ("in", "out")]
         self.inbox.connect(names[0])
         self.outbox.bind(names[1])
         config = EngineConfig(model=str(folder), swap_space=0, **options)
@@ -117,6 +117,34 @@ def test_it_says_what_it_can_do_answers_and_stops(engine):
     engine.send(Stop())
     assert engine.process.wait(10) == 0
     assert engine.process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("loading", [False, True], ids=["serves", "loads"])
+def test_when_the_web_process_is_killed_nothing_of_it_is_left(tmp_path, loading):
+    (sockets := tmp_path / "octavo-12345678").mkdir()
+    folder = write_model(tmp_path, load_seconds=60 if loading else 0)
+    with Engine(folder, sockets) as engine:
+        if loading:
+            wait_until((sockets / "in").exists)
+        else:
+            engine.next(Ready)
+        engine.process.stdin.close()
+        assert engine.process.wait(10) == int(loading)
+        assert not sockets.exists()
+        assert b"the web process has ended; the engine stops" in engine.process.stderr.read()
+        engine.process.stderr.close()
+        engine.process.stderr = engine.process.stdin = None
+
+
+@pytest.mark.parametrize("said", [b"", b'{"build": '], ids=["nothing", "half"])
+def test_a_web_process_that_ends_before_it_says_what_to_load(said):
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.engine.process"], input=said, capture_output=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+    assert b"the web process has ended before it said what to load" in done.stderr
 
 
 def test_commands_act_between_steps(engine):

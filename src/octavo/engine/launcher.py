@@ -232,6 +232,13 @@ def socket_folder() -> str:
     )
 
 
+def remove_socket_folder(address: str) -> None:
+    """What `LocalLauncher.close` would remove: for an engine process whose web process is gone."""
+    folder = os.path.dirname(address.removeprefix("ipc://"))
+    if address.startswith("ipc://") and os.path.basename(folder).startswith(_FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _socket_parents() -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError):  # no folder that Python knows can be written
         yield tempfile.gettempdir()

@@ -32,6 +32,7 @@ from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Submission
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, FailsIdle
+from octavo.engine.launcher import remove_socket_folder
 from octavo.engine.messages import (
     Abort,
     Accepted,
@@ -232,14 +233,20 @@ def _beat(outbox: Outbox, done: threading.Event) -> None:
             return
 
 
-def _end_with(parent: int, loaded: threading.Event) -> None:
+def _end_with(parent: int, loaded: threading.Event, address: str) -> None:
     """End this process when `parent` closes while the model is loaded, which nothing interrupts."""
+    while not loaded.is_set():
+        if _has_closed(parent, BEAT_SECONDS) and not loaded.is_set():
+            logger.warning("the web process has ended; the engine stops loading")
+            remove_socket_folder(address)
+            os._exit(1)
+
+
+def _has_closed(parent: int, seconds: float = 0.0) -> bool:
+    """Whether the web process has ended, or ends within this time."""
     poll = select.poll()
     poll.register(parent, select.POLLIN)
-    while not loaded.is_set():
-        if poll.poll(int(1000 * BEAT_SECONDS)) and not loaded.is_set():
-            logger.warning("the web process has ended; the engine stops loading")
-            os._exit(1)
+    return bool(poll.poll(int(1000 * seconds)))
 
 
 def _load(launch: Launch) -> Engine:
@@ -308,7 +315,8 @@ def _run(
     """Load and loop; heartbeats are sent from the end of the load on."""
     outbox, beats = outboxes
     loaded, done = threading.Event(), threading.Event()
-    watch = threading.Thread(target=_end_with, args=(parent.fileno(), loaded), daemon=True)
+    watched = (parent.fileno(), loaded, launch.inbox)
+    watch = threading.Thread(target=_end_with, args=watched, daemon=True)
     beat = threading.Thread(target=_beat, args=(beats, done), daemon=True)
     watch.start()
     try:
@@ -323,6 +331,8 @@ def _run(
         done.set()
         if beat.is_alive():
             beat.join()
+        if _has_closed(parent.fileno()):  # nobody else removes them
+            remove_socket_folder(launch.inbox)
 
 
 def main() -> int:
@@ -332,7 +342,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure()
-    return serve(sys.stdin.buffer.readline(), sys.stdin.buffer)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        logger.warning("the web process has ended before it said what to load")
+        return 1
+    return serve(line, sys.stdin.buffer)
 
 
 if __name__ == "__main__":
