@@ -46,8 +46,8 @@ def main() -> int:
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     form = StructuredOutputsParams(json=SCHEMA)
-    options = {"swap_space": 0, "max_model_len": 2048, "load_progress": False}
-    with LLM(str(model_file(args.model)), **options) as llm:
+    model = str(model_file(args.model))
+    with LLM(model, swap_space=0, max_model_len=2048, load_progress=False) as llm:
         first = _first_token(llm, form)
         jobs = mixed()
         _run(llm, jobs, form), _run(llm, jobs, None)

@@ -1,4 +1,4 @@
-"""The client of tests/engine/test_netns.py, beside the server: 200 streams, and a look at engines.
+"""The client of test_ray_launcher_netns.py, beside the server: 200 streams, and a look at engines.
 
 `python tests/netns_client.py URL`
 """

@@ -127,10 +127,10 @@ def _experts(scale: Scale, dtype: torch.dtype) -> Iterator[Case]:
 
         def computed(rows: int = rows) -> tuple[torch.Tensor, torch.Tensor]:
             x, logits = torch.randn(rows, hidden).to(dtype), torch.randn(rows, count)
-            routed = experts_call.route(logits, choices, True)
-            got = grouped(x, *routed)
+            chosen, weights = experts_call.route(logits, choices, True)
+            got = grouped(x, chosen, weights)
             expected = [
-                reference.experts(x[i : i + 4], *(part[i : i + 4] for part in routed), gate_up,
+                reference.experts(x[i : i + 4], chosen[i : i + 4], weights[i : i + 4], gate_up,
                                   down, "silu")
                 for i in range(0, rows, 4)
             ]  # fmt: skip

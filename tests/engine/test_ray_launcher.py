@@ -1,4 +1,4 @@
-"""Engines placed by Ray, on a cluster of this machine alone; tests/engine/test_netns.py has two."""
+"""Engines placed by Ray on a cluster of this machine alone (two: test_ray_launcher_netns.py)."""
 
 import asyncio
 import contextlib
