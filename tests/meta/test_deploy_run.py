@@ -210,7 +210,7 @@ def answers(port: int) -> bool:
 
 
 def test_the_script_for_two_machines_is_one(tmp_path: Path) -> None:
-    """Its commands are those of `ray` and `octavo`; tests/engine/test_ray_launcher_netns.py runs them."""
+    """Its commands are those of `ray` and `octavo`; test_ray_launcher_netns.py runs them."""
     script = DEPLOY / "ray-two-machines.sh"
     assert os.access(script, os.X_OK)
     for name in ("ray", "octavo"):
