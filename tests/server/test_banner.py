@@ -51,3 +51,7 @@ def test_the_memory_is_said_where_only_the_size_of_the_kv_was_given(server):
         names=("m",),
     )  # fmt: skip
     assert "memory: KV 1.00 GiB, as given" in "\n".join(banner(service, "http://h:1"))
+    service.config = service.config.with_(data_parallel_size=2)
+    text = "\n".join(banner(service, "http://h:1"))
+    assert "memory of engine 0: KV 1.00 GiB" in text  # another one may have found more
+    assert "limits of each of 2 engines:" in text

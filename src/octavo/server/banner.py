@@ -22,7 +22,7 @@ def banner(service: Service, address: str) -> list[str]:
         f"Octavo {__version__}: {limits.model} ({limits.architecture}) as "
         f"{', '.join(service.names)}; {limits.dtype} on {limits.device}, "
         f"KV {limits.kv_cache_dtype}",
-        f"memory: {_memory(limits)}; KV cache of {limits.kv_tokens} tokens, "
+        f"memory{_first(config)}: {_memory(limits)}; KV cache of {limits.kv_tokens} tokens, "
         f"{limits.kv_tokens // limits.max_model_len} full-length requests",
         f"limits{_each(config)}: {limits.max_model_len} tokens a request, {config.max_num_seqs} at "
         f"once, {config.max_num_batched_tokens} tokens a step, {config.waiting_limit} waiting",
@@ -55,6 +55,11 @@ def _each(config: EngineConfig) -> str:
     """Where there are several engines, that limits are those of one."""
     count = config.data_parallel_size
     return f" of each of {count} engines" if count > 1 else ""
+
+
+def _first(config: EngineConfig) -> str:
+    """Where there are several engines, that what was measured is of one; the others differ."""
+    return " of engine 0" if config.data_parallel_size > 1 else ""
 
 
 def _memory(limits: RunnerLimits) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.core.plan import RunnerLimits
 from octavo.engine.client import EXECUTOR, EngineClient
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import OctavoError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
-from octavo.server.errors import HTTPError
+from octavo.server.errors import HTTPError, unavailable
 from octavo.server.metrics import Metrics
 from octavo.server.options import ServerConfig
 from octavo.server.prompts import PromptEncoder
@@ -108,7 +108,7 @@ class Service:
     def abort_all(self) -> None:
         """End the requests that still run: the time to drain is over."""
         if self.ready:
-            self.client.fail_all(EngineError("the server is shutting down"))
+            self.client.fail_all(unavailable("the server is shutting down", "unavailable"))
 
     async def close(self) -> None:
         if hasattr(self, "client"):
