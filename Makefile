@@ -28,9 +28,10 @@ serve: $(VENV)/.dev ## the embedded model over HTTP, on port 8000
 	@$(PULL)
 	@$(VENV)/bin/octavo serve smollm2
 
-test: lint ## lint, types, and the fast tests
+test: lint ## lint, types, and the fast tests; two machines as network namespaces where root allows
 	@$(PULL)
 	@$(PYTEST) -m "not slow and not netns"
+	@$(PY) -m pytest -q -m "netns and not slow" -rs tests/engine/test_ray_launcher_netns.py
 
 test-slow: $(VENV)/.dev ## the slow tests
 	@$(PULL)

@@ -35,10 +35,15 @@ def reason():
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "the program ip (iproute2) is not installed"
-    done = subprocess.run(["ip", "netns", "add", "octavo-probe"], capture_output=True, check=False)
-    if done.returncode:
-        return f"no network namespaces here: {done.stderr.decode().strip()}"
-    subprocess.run(["ip", "netns", "del", "octavo-probe"], check=False)
+    name = f"octavo-probe-{os.getpid()}"
+    cable = f"ip -n {name} link add probe type veth peer name other"
+    try:
+        for command in (f"ip netns add {name}", cable, f"ip netns exec {name} true"):
+            done = subprocess.run(command.split(), capture_output=True, check=False)
+            if done.returncode:
+                return f"no network namespaces here: {done.stderr.decode().strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return ""
 
 
