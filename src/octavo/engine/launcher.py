@@ -120,25 +120,13 @@ class LocalLauncher:
         return addresses
 
     async def start(self, launch: Launch, exited: Exited) -> EngineProcess:
-        # Its standard input closes when this process ends, however it ends: the engine process
-        # then exits. In its own session it does not receive a terminal's Ctrl-C.
-        process = subprocess.Popen(
-            module_command("octavo.engine.process", processors=self._processors),
-            stdin=subprocess.PIPE,
-            env=_share_of(
-                environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT), self._processors, self._gpus
-            ),
-            start_new_session=True,
-        )
+        env = _share_of(child_environment(), self._processors, self._gpus)
+        process = start_child("octavo.engine.process", self._processors, env, self._undo)
         started = _LocalProcess(process)
         try:
-            assert process.stdin is not None
-            self._undo.callback(close_quietly, process.stdin)
             args = (process, asyncio.get_running_loop(), exited)
             threading.Thread(target=_wait_for, args=args, daemon=True).start()
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which `exited` reports
-                process.stdin.write(launch_line(launch))
-                process.stdin.flush()
+            send_launch(process, launch_line(launch))
         except BaseException:
             started.end()
             raise
@@ -249,6 +237,38 @@ def how_it_ended(code: int) -> str:
     """An exit code in words; -n where signal n ended the process."""
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"its process ended with {how}"
+
+
+def child_environment() -> dict[str, str]:
+    return environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT)
+
+
+def start_child(
+    module: str, processors: Processors, env: dict[str, str], undo: contextlib.ExitStack
+) -> "subprocess.Popen[bytes]":
+    """`python -m module`, on `processors` if there are any. undo: will close its standard input.
+
+    That closes also when this process ends, however it ends: the child then exits. In its own
+    session it does not receive a terminal's Ctrl-C.
+    """
+    process = subprocess.Popen(
+        module_command(module, processors=processors),
+        stdin=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    undo.callback(close_quietly, process.stdin)
+    return process
+
+
+def send_launch(process: "subprocess.Popen[bytes]", line: bytes) -> None:
+    """Say on a child's standard input what to do. One that has ended is no error here: whoever
+    watches it says so."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(line)
+        process.stdin.flush()
 
 
 def close_quietly(stream: IO[bytes]) -> None:

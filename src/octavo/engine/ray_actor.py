@@ -17,11 +17,10 @@ import threading
 import msgspec
 import zmq
 
-from octavo.engine.launcher import SPIN_COUNT
+from octavo.engine.launcher import child_environment
 from octavo.engine.messages import EngineKeys, check_build, launch_line
 from octavo.engine.ray_cluster import import_ray
 from octavo.errors import ConfigError
-from octavo.log import environment_for_child
 from octavo.processes import module_command
 
 _LAST_LINES_SECONDS = 0.5
@@ -59,7 +58,7 @@ class EngineHolder:
             module_command("octavo.engine.process" if kind == "engine" else "octavo.engine.worker"),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT), **log, **cluster},
+            env={**child_environment(), **log, **cluster},
             start_new_session=True,
         )
         self._process = process

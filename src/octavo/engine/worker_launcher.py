@@ -16,12 +16,11 @@ import zmq
 from octavo import devices, topology
 from octavo.config import EngineConfig
 from octavo.dist.rendezvous import Rendezvous
-from octavo.engine.launcher import SPIN_COUNT, close_quietly, socket_folder
+from octavo.engine.launcher import child_environment, send_launch, socket_folder, start_child
 from octavo.engine.messages import launch_line
 from octavo.engine.worker_messages import WorkerLaunch
 from octavo.errors import ConfigError, counted
-from octavo.log import environment_for_child, threads_from_environment
-from octavo.processes import module_command
+from octavo.log import threads_from_environment
 from octavo.topology import Processors
 
 AnySocket = zmq.Socket[bytes]
@@ -113,21 +112,12 @@ class LocalWorkers:
         return Place(self._meeting, self._size, "cpu", self._threads(processors), processors)
 
     def start(self, launch: WorkerLaunch, place: Place) -> WorkerProcess:
-        # Its standard input closes when this process ends, however it ends: the worker then exits.
-        # In its own session it does not receive a terminal's Ctrl-C.
-        process = subprocess.Popen(
-            module_command("octavo.engine.worker", processors=place.processors),
-            stdin=subprocess.PIPE,
-            env=environment_for_child(GOMP_SPINCOUNT=SPIN_COUNT),
-            start_new_session=True,
+        process = start_child(
+            "octavo.engine.worker", place.processors, child_environment(), self._undo
         )
         started = LocalWorker(process)
         try:
-            assert process.stdin is not None
-            self._undo.callback(close_quietly, process.stdin)
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which will be seen
-                process.stdin.write(launch_line(launch))
-                process.stdin.flush()
+            send_launch(process, launch_line(launch))
         except BaseException:
             started.kill()
             raise
