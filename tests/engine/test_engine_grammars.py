@@ -13,6 +13,7 @@ from octavo.core.policy_registry import create_policy
 from octavo.core.submission import Continuation
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner, hashed
+from octavo.errors import CheckpointError, RequestError
 from octavo.params import SamplingParams
 from octavo.text.grammar import grammar_of
 from octavo.text.matcher import Grammars
@@ -128,3 +129,23 @@ def test_drafts_are_not_taken(make, alone):
     assert not engine.scheduler.propose("0", 0, [1, 2])
     tokens, _ = run(engine)
     assert alone[0]["0", 0][-len(tokens["0", 0]) :] == tokens["0", 0]
+
+
+def test_a_continuation_that_its_grammar_refuses_is_an_error_of_that_request(make):
+    engine = make()
+    form = SamplingParams(structured_outputs={"regex": "[0-9]+"})
+    with pytest.raises(RequestError, match="cannot continue: the grammar failed"):
+        add(engine, "a", prompt_of(5), form, grammar=grammar_of(form.structured_outputs),
+            continuation=Continuation(((ord("x"),),)))  # fmt: skip
+    add(engine, "b", prompt_of(5), SamplingParams(max_tokens=3))
+    assert len(run(engine)[0]["b", 0]) == 3
+
+
+def test_a_tokenizer_that_cannot_be_read_is_an_error_of_requests_with_a_form():
+    def load():
+        raise CheckpointError("it is damaged")
+
+    grammars = Grammars(load, VOCAB, (kit.EOS,))
+    with pytest.raises(RequestError, match="need the tokenizer: it is damaged"):
+        grammars.compile("start: /a/").result()
+    grammars.close()

@@ -24,7 +24,14 @@ from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.executor import Executor, FailsIdle
 from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
-from octavo.errors import EngineDeadError, EngineError, OctavoError, QueueFullError, counted
+from octavo.errors import (
+    EngineDeadError,
+    EngineError,
+    OctavoError,
+    QueueFullError,
+    RequestError,
+    counted,
+)
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.params import SamplingParams
@@ -165,8 +172,11 @@ class Engine:
             return None
         compiled = self.grammars.compile(submission.grammar).result()
         matcher = self.grammars.matcher(compiled, submission.params.stop_token_ids or ())
-        for token in outputs:
-            matcher.advance(token)
+        try:
+            for token in outputs:
+                matcher.advance(token)
+        except EngineError as error:
+            raise RequestError(f"it cannot continue: {error}", "continuation") from error
         return matcher
 
     @property

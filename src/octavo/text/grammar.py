@@ -39,15 +39,10 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         raise
     except Exception as error:  # llguidance raises bare Exception for a fault of GBNF
         raise _refused(params.param, str(error)) from error
-    check(grammar, params.param)
-    return grammar
-
-
-def check(grammar: str, param: str) -> None:
-    """Raise RequestError, whose field is `param`, unless all of `grammar` can be enforced."""
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     if messages:  # an error; or what would be ignored
-        raise _refused(param, messages[0])
+        raise _refused(params.param, messages[0])
+    return grammar
 
 
 def _refused(param: str, message: str) -> RequestError:
@@ -59,16 +54,6 @@ def _refused(param: str, message: str) -> RequestError:
     return RequestError(
         f"{param} cannot be enforced: {brief(ValueError(text), _MAX_MESSAGE)}", param
     )
-
-
-def json_grammar(
-    schema: Mapping[str, object], whitespace: str | None = json_schema.WHITESPACE
-) -> str:
-    """The grammar of the JSON texts of a checked schema. whitespace: None for none at all."""
-    options: dict[str, object] = {"whitespace_flexible": whitespace is not None, "lenient": False}
-    if whitespace is not None:
-        options["whitespace_pattern"] = whitespace
-    return LLMatcher.grammar_from_json_schema(dict(schema), overrides=options)  # type: ignore[arg-type]
 
 
 def _json(params: StructuredOutputsParams) -> str:
@@ -84,9 +69,9 @@ def _json_object(params: StructuredOutputsParams) -> str:
 def _json_with(params: StructuredOutputsParams, schema: dict[str, object]) -> str:
     if params.disable_additional_properties:
         schema = json_schema.without_additional_properties(schema, params.param)
-    if params.disable_any_whitespace:
-        return json_grammar(schema, None)
-    return json_grammar(schema, params.whitespace_pattern or json_schema.WHITESPACE)
+    whitespace = params.whitespace_pattern or json_schema.WHITESPACE
+    options = json_schema.options(None if params.disable_any_whitespace else whitespace)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
 
 
 def _regex(params: StructuredOutputsParams) -> str:

@@ -41,6 +41,14 @@ _INSTEAD = {
 }
 
 
+def options(whitespace: str | None = WHITESPACE) -> dict[str, object]:
+    """Of the library, for a schema. whitespace: an expression; None for none at all."""
+    found: dict[str, object] = {"whitespace_flexible": whitespace is not None, "lenient": False}
+    if whitespace is not None:
+        found["whitespace_pattern"] = whitespace
+    return found
+
+
 def load(text: str, param: str) -> dict[str, Any]:
     """The schema in `text`, checked. Raises RequestError, whose field is `param`."""
     try:

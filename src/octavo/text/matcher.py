@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from octavo.errors import EngineError, RequestError, brief
+from octavo.errors import EngineError, OctavoError, RequestError, brief
 from octavo.text.grammar import limits
 from octavo.text.tokenizer import Tokenizer
 
@@ -76,8 +76,7 @@ class Matcher:
         if token_id in self._ends:
             return
         if not self._state.consume_token(token_id):
-            problem = self._state.get_error() or f"token {token_id} is not allowed"
-            raise EngineError(f"the grammar failed: {brief(ValueError(problem), 200)}")
+            raise self._failure(f"token {token_id} is not allowed")
 
     @property
     def complete(self) -> bool:
@@ -93,10 +92,14 @@ class Matcher:
         row: Words = np.zeros(-(-self._vocab_size // 32), np.int32)
         fill_next_token_bitmask(self._state, row[None, : -(-self._num_tokens // 32)], 0)
         if self._state.is_error():
-            raise EngineError(f"the grammar failed: {brief(ValueError(self._state.get_error()))}")
+            raise self._failure("it gives no reason")
         if len(self._stop_ids):
             self._set_stop_ids(row)
         return row
+
+    def _failure(self, otherwise: str) -> EngineError:
+        problem = self._state.get_error() or otherwise
+        return EngineError(f"the grammar failed: {brief(ValueError(problem), 200)}")
 
     def _set_stop_ids(self, row: Words) -> None:
         at, bits = self._stop_ids // 32, np.left_shift(1, self._stop_ids % 32).astype(np.uint32)
@@ -156,7 +159,11 @@ class Grammars:
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._table is None:
-            self._table = token_table(self._load(), self._vocab_size, self._eos_ids)
+            try:
+                self._table = token_table(self._load(), self._vocab_size, self._eos_ids)
+            except OctavoError as error:  # other requests need no table
+                raise RequestError(f"structured_outputs need the tokenizer: {brief(error)}",
+                                   "structured_outputs") from error  # fmt: skip
         state = LLMatcher(self._table, grammar, log_level=0, limits=limits())
         if state.is_error():
             problem = brief(ValueError(state.get_error()), 200)

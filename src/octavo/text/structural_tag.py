@@ -18,7 +18,6 @@ from octavo.text import json_schema
 _MAX_TAGS = 128
 _TEXT = r"TEXT: /(.|\n)*/"
 _SLASH, _LINE, _LINE_ESCAPE = r"\/", "\n", r"\n"
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": json_schema.WHITESPACE}
 
 
 def grammar(text: str, param: str) -> str:
@@ -154,7 +153,7 @@ def _json_schema(rules: _Rules, node: dict[str, Any], at: str, *_: Any) -> str:
     except ValueError as error:
         raise rules.error(f"{at}.json_schema", f"is no JSON: {error}") from None
     schema = dict(json_schema.load(text, rules.param))
-    schema["x-guidance"] = _JSON_OPTIONS
+    schema["x-guidance"] = json_schema.options()
     return rules.rule(f"%json {json.dumps(schema)}")
 
 
