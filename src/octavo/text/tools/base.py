@@ -1,0 +1,82 @@
+"""What a tool is, and what a format of tool calls has to say.
+
+A format is one description: how calls are written. From it come the parser of what a model writes,
+the grammar that holds a model to it, and `write`, with which tests compare both with a model's own
+chat template. A new one is a file of its own and a line in `octavo.text.tools.registry`.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.text.answer import Parser
+from octavo.text.lark import LarkRules
+from octavo.text.markers import Markers
+
+MAX_CALLS = 128  # in one answer that must have calls
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that a model may call.
+
+    parameters: the JSON Schema of its arguments, an object. strict: whether they must match it;
+    else they are any JSON object.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] = {}
+    strict: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Of the arguments, as it is enforced."""
+        return {"type": "object", **self.parameters} if self.strict else {"type": "object"}
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call that was made: a tool's name, and the arguments by their names."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class ToolFormat(ABC):
+    """How a family of models writes tool calls.
+
+    name, aliases: of `--tool-call-parser`, vLLM's. begin: what opens a section of one or more
+    calls; empty where nothing does. several: whether one section may have several calls; else
+    each has its own section, and `separator` stands between them. markers: the words that a
+    tokenizer may have as added tokens.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    begin: str = ""
+    several: bool = False
+    separator: str = ""
+    markers: tuple[str, ...] = ()
+
+    @abstractmethod
+    def matches(self, template: str) -> bool:
+        """Whether a model with this chat template writes calls so."""
+
+    @abstractmethod
+    def section(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        """An expression of what follows `begin` in a section, to its end. most: calls, 1 unless
+        `several`."""
+
+    @abstractmethod
+    def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:
+        """A parser of one answer (without reasoning). tools: by name."""
+
+    @abstractmethod
+    def write(self, calls: Sequence[Call]) -> str:
+        """The text that a model writes for these calls, markers spelled."""
+
+    def new_id(self, index: int, name: str) -> str:
+        """An id for a new call."""
+        return f"chatcmpl-tool-{uuid.uuid4().hex}"
