@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "devices",
         "params",
         "structured_outputs",
+        "constraints",
         "outputs",
         "log",
         "processes",

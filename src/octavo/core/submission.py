@@ -8,6 +8,7 @@ is in `core.request`.
 
 import msgspec
 
+from octavo.constraints import LazyGrammar
 from octavo.params import SamplingParams
 
 MAX_SALT_LENGTH = 256
@@ -33,6 +34,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     that the client has drawn for a request without one, so that any engine draws the same tokens.
     continuation: of a request that an engine has accepted before and did not end. grammar: what
     `params.structured_outputs` asks for, as the front door has checked it (`text.grammar`).
+    lazy: the grammar of certain sections of a text without such a `grammar`.
     """
 
     request_id: str
@@ -46,3 +48,4 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None = None
     continuation: Continuation | None = None
     grammar: str | None = None
+    lazy: LazyGrammar | None = None
