@@ -154,7 +154,7 @@ def test_a_huge_unknown_name_is_not_echoed():
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 def test_every_refused_field_is_refused_by_name_and_may_be_null(kind):
     good = {"prompt": "x"} if kind is CompletionBody else {"messages": HI}
-    for name, neutral in protocol._REFUSED[kind].items():
+    for name, neutral in kind.refused.items():
         error = refused({**good, name: {"some": "value"}}, kind)
         assert error.param == name
         assert "not supported" in str(error)
@@ -173,7 +173,8 @@ def test_every_field_of_vllm_that_is_not_served_is_in_its_table_and_is_refused_w
             if entry.status is not Status.SUPPORTED and not entry.any_value:
                 for value in entry.neutral:
                     parse(json.dumps({**good, entry.name: value}).encode(), kind)
-    served = {n for kind in protocol._REFUSED for n in kind.__struct_fields__} | protocol.NO_OPS
+    kinds = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+    served = {n for kind in kinds for n in kind.__struct_fields__} | protocol.NO_OPS
     ours = {"deadline"}
     listed = {e.name for e in vllm_names.entries(Kind.REQUEST) if e.status is Status.SUPPORTED}
     assert served - listed - ours - protocol.NO_OPS == set()

@@ -10,8 +10,9 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 
@@ -82,22 +83,42 @@ _UNSUPPORTED_MESSAGE: NeutralValues = {
 }
 # A field that is also neutral where it repeats the value of another one.
 _SAME_AS = {"best_of": "n"}
-_MESSAGE_FIELDS = ("role", "content", "name")
 
 
-class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request body, or an object inside one."""
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request body, or an object inside one.
+
+    refused: known fields that are not supported, with their neutral values. no_ops: fields that
+    are accepted without effect.
+    """
+
+    refused: ClassVar[NeutralValues] = {}
+    no_ops: ClassVar[frozenset[str]] = NO_OPS
+
+    @classmethod
+    def check_inner(cls, fields: dict[str, Any]) -> None:
+        """Check the names inside the objects of a body, and take out those without effect."""
 
 
-class StreamOptions(_Body, kw_only=True):
+class _Message(Body, kw_only=True):
+    """A message's fields; what they hold is checked where it is rendered."""
+
+    refused: ClassVar[NeutralValues] = _UNSUPPORTED_MESSAGE
+    role: Any = None
+    content: Any = None
+    name: Any = None
+
+
+class StreamOptions(Body, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # OpenAI's padding against eavesdroppers: no effect
 
 
-class _Generation(_Body, kw_only=True):
+class Sampling(Body, kw_only=True):
+    """What the bodies of all endpoints that generate have: how to sample, and when."""
+
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -111,27 +132,37 @@ class _Generation(_Body, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: int | None = None
     deadline: float | None = None
     request_id: str | None = None
     cache_salt: str | None = None
+
+
+class _Generation(Sampling, kw_only=True):
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
+    @classmethod
+    def check_inner(cls, fields: dict[str, Any]) -> None:
+        if isinstance(options := fields.get("stream_options"), dict):
+            fields["stream_options"] = kept(options, StreamOptions, "stream_options.")
+
 
 class CompletionBody(_Generation, kw_only=True):
     """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
 
+    refused: ClassVar[NeutralValues] = _UNSUPPORTED
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
@@ -141,6 +172,7 @@ class CompletionBody(_Generation, kw_only=True):
 class ChatBody(_Generation, kw_only=True):
     """`POST /v1/chat/completions`."""
 
+    refused: ClassVar[NeutralValues] = _UNSUPPORTED_CHAT
     messages: list[dict[str, Any]]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -149,10 +181,16 @@ class ChatBody(_Generation, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    @classmethod
+    def check_inner(cls, fields: dict[str, Any]) -> None:
+        super().check_inner(fields)
+        _check_messages(fields)
 
-class TokenizeBody(_Body, kw_only=True):
+
+class TokenizeBody(Body, kw_only=True):
     """`POST /tokenize`: `prompt`, or `messages` as a chat would have them."""
 
+    refused: ClassVar[NeutralValues] = {n: _UNSUPPORTED[n] for n in ("chat_template", "tools")}
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -162,47 +200,36 @@ class TokenizeBody(_Body, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
+    @classmethod
+    def check_inner(cls, fields: dict[str, Any]) -> None:
+        _check_messages(fields)
 
-class DetokenizeBody(_Body, kw_only=True):
+
+class DetokenizeBody(Body, kw_only=True):
     """`POST /detokenize`."""
 
     tokens: list[int]
     model: str | None = None
 
 
-_REFUSED: dict[type[_Body], NeutralValues] = {
-    CompletionBody: _UNSUPPORTED,
-    ChatBody: _UNSUPPORTED_CHAT,
-    TokenizeBody: {name: _UNSUPPORTED[name] for name in ("chat_template", "tools")},
-    DetokenizeBody: {},
-}
-
-# Supported fields that are integers, in any body.
-_INTEGERS = frozenset(
-    name for kind in _REFUSED for name, hint in get_type_hints(kind).items() if hint == int | None
-)
-
-BodyT = TypeVar("BodyT", bound=_Body)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def without_effect(kind: type) -> dict[str, Any]:
     """JSON schemas of the fields that a body may have although they change nothing."""
-    if kind not in _REFUSED:
+    if not issubclass(kind, Body):
         return {}
-    no_ops = {name: {"description": "accepted, without effect"} for name in sorted(NO_OPS)}
-    refused = {name: {"enum": [None, *values]} for name, values in _REFUSED[kind].items()}
+    names = sorted(kind.no_ops.difference(kind.__struct_fields__))
+    no_ops = {name: {"description": "accepted, without effect"} for name in names}
+    refused = {name: {"enum": [None, *values]} for name, values in kind.refused.items()}
     return no_ops | refused
 
 
 def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
     """The body `raw` as a `kind`. Raises RequestError or RequestTypeError naming the field."""
     oddities: list[str] = []
-    fields = _kept(_load_object(raw, oddities), kind.__struct_fields__, _REFUSED[kind])
-    if isinstance(options := fields.get("stream_options"), dict):
-        known = StreamOptions.__struct_fields__
-        fields["stream_options"] = _kept(options, known, {}, "stream_options.")
-    if isinstance(messages := fields.get("messages"), list):
-        fields["messages"] = [_message(item, i) for i, item in enumerate(messages)]
+    fields = kept(_load_object(raw, oddities), kind)
+    kind.check_inner(fields)
     try:
         body = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -265,28 +292,32 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _kept(
-    fields: Mapping[str, Any],
-    known: Sequence[str],
-    refused: NeutralValues,
-    where: str = "",
-) -> dict[str, Any]:
-    """The known fields that are not null. Raises RequestError for those to refuse."""
-    kept: dict[str, Any] = {}
+def kept(fields: Mapping[str, Any], kind: type[Body], where: str = "") -> dict[str, Any]:
+    """The fields of `kind` that are not null. Raises RequestError for those to refuse.
+
+    where: the path of an object inside a body, which has no fields without effect.
+    """
+    known = kind.__struct_fields__
+    found: dict[str, Any] = {}
     for name, value in fields.items():
         if name in known:
             if value is None:
                 continue
-            if type(value) is float and name in _INTEGERS and value.is_integer():
+            if type(value) is float and name in _integers(kind) and value.is_integer():
                 value = int(value)  # JSON has one kind of number: 1.0 is an integer
-            kept[name] = value
-        elif name in refused:
-            if value is not None and not _neutral(name, value, refused[name], fields):
+            found[name] = value
+        elif name in kind.refused:
+            if value is not None and not _neutral(name, value, kind.refused[name], fields):
                 raise RequestError(_unsupported(name, where), where + name)
-        elif name not in NO_OPS or where:
+        elif name not in kind.no_ops or where:
             hint = nearest(name[:60], known)
             raise RequestError(f"unknown field {where}{name[:60]!r}{hint}", where + name[:60])
-    return kept
+    return found
+
+
+@cache
+def _integers(kind: type[Body]) -> frozenset[str]:
+    return frozenset(name for name, hint in get_type_hints(kind).items() if hint == int | None)
 
 
 def _unsupported(name: str, where: str) -> str:
@@ -295,10 +326,12 @@ def _unsupported(name: str, where: str) -> str:
     return f"{where}{name} is not supported by this server{why}"
 
 
-def _message(item: object, index: int) -> object:
-    if not isinstance(item, dict):
-        return item
-    return _kept(item, _MESSAGE_FIELDS, _UNSUPPORTED_MESSAGE, f"messages[{index}].")
+def _check_messages(fields: dict[str, Any]) -> None:
+    if isinstance(messages := fields.get("messages"), list):
+        fields["messages"] = [
+            kept(item, _Message, f"messages[{i}].") if isinstance(item, dict) else item
+            for i, item in enumerate(messages)
+        ]
 
 
 def _neutral(
@@ -333,21 +366,26 @@ def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
 
 _SHARED = tuple(
     name
-    for name in _Generation.__struct_fields__
-    if name in SamplingParams.__dataclass_fields__
-    and name not in ("logit_bias", "logprobs", "structured_outputs")
+    for name in (*Sampling.__struct_fields__, "n", "max_tokens", "prompt_logprobs")
+    if name in SamplingParams.__dataclass_fields__ and name != "logit_bias"
 )
+
+
+def shared_options(body: Sampling, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that `body` has under SamplingParams' names; `defaults` fill the others."""
+    options = dict(defaults)
+    for name in _SHARED:
+        if (value := getattr(body, name, None)) is not None:
+            options[name] = value
+    if body.logit_bias is not None:
+        options["logit_bias"] = _bias(body.logit_bias)
+    return options
 
 
 def sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """The parameters of `body`; `defaults` (the model's own) fill the fields that are absent."""
     _check_stream(body)
-    options = dict(defaults)
-    for name in _SHARED:
-        if (value := getattr(body, name)) is not None:
-            options[name] = value
-    if body.logit_bias is not None:
-        options["logit_bias"] = _bias(body.logit_bias)
+    options = shared_options(body, defaults)
     if isinstance(body, ChatBody):
         options["max_tokens"] = _chat_limit(body)
         options["logprobs"] = _chat_logprobs(body)
