@@ -93,3 +93,8 @@ def test_objects_without_additional_properties():
     assert closed["properties"]["a"]["additionalProperties"] is False
     assert closed["properties"]["b"]["additionalProperties"] is True
     assert "additionalProperties" not in schema
+
+
+def test_a_format_says_nothing_of_what_is_no_text():
+    schema = json_schema.load('{"format": "date"}', "json")
+    assert schema.keys() == {"format", "pattern"}

@@ -228,3 +228,21 @@ def test_structural_tags_that_are_wrong(tag, words):
         grammar_of(StructuredOutputsParams(structural_tag=tag))
     assert words in str(caught.value)
     assert caught.value.param == "structured_outputs.structural_tag"
+
+
+@pytest.mark.parametrize(
+    ("form", "valid", "invalid"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "0400-02-29", "2023-12-31", "0001-01-01"],
+         ["2023-02-29", "1900-02-29", "0000-01-01", "2023-04-31", "2023-13-01", "2023-00-10"]),
+        ("date-time", ["2024-02-29T23:59:59Z", "2021-06-30T00:00:00.5+02:00"],
+         ["2023-02-29T00:00:00Z", "1998-12-31T23:58:60Z"]),
+        ("time", ["23:59:59Z", "00:00:00.25-08:00"], ["22:59:60Z", "24:00:00Z"]),
+    ],
+)  # fmt: skip
+def test_dates_and_times_that_do_not_exist_do_not_match(grammars, form, valid, invalid):
+    for given in ({}, {"pattern": "[0-9]"}):
+        schema = {"type": "string", "format": form, **given}
+        for text in (*valid, *invalid):
+            found = matcher(grammars, json=schema)
+            assert accepts(found, json.dumps(text)) is (text in valid), (text, given)

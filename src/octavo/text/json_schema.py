@@ -34,6 +34,20 @@ _ANNOTATIONS = ("title", "description", "default", "example", "examples", "depre
                 "discriminator", "externalDocs", "xml", "strict")  # fmt: skip
 _KEYWORDS = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS))
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\r\n\f\v"}
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"^({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+# Formats of which the library takes more: 29 February of each year, year 0, leap seconds at any
+# time of day. The patterns leave these out, and say nothing else.
+_EXACT = {
+    "date": f"{_DATE}$",
+    "date-time": _DATE + "[Tt ][0-9]{2}:[0-9]{2}:[0-5]",
+    "time": "^[0-9]{2}:[0-9]{2}:[0-5]",
+}
 _INSTEAD = {
     "nullable": 'is OpenAPI\'s; write "type": ["string", "null"], say',
     "x-guidance": "is the library's; use whitespace_pattern and the other fields of "
@@ -69,14 +83,21 @@ def load(text: str, param: str) -> dict[str, Any]:
             "that leads back to the schema be optional, or null",
             param,
         )
-    _make_classes_ascii(schema, param)
+    for _, part in _schemas(schema, param):
+        _make_exact(part)
     return schema
 
 
-def _make_classes_ascii(schema: dict[str, Any], param: str) -> None:
-    for _, part in _schemas(schema, param):
-        if isinstance(part.get("pattern"), str):
-            part["pattern"] = ascii_classes(part["pattern"])
+def _make_exact(part: dict[str, Any]) -> None:
+    """Let what the library enforces of texts be what validators check."""
+    if isinstance(part.get("pattern"), str):
+        part["pattern"] = ascii_classes(part["pattern"])
+    form = part.get("format")
+    if isinstance(form, str) and form in _EXACT:
+        if "pattern" not in part:
+            part["pattern"] = _EXACT[form]
+        elif isinstance(every := part.setdefault("allOf", []), list):
+            every.append({"pattern": _EXACT[form]})
 
 
 def ascii_classes(pattern: str) -> str:
