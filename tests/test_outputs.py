@@ -14,7 +14,14 @@ from octavo.config import EngineConfig
 from octavo.core.policy_registry import create_policy
 from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.outputs import (
+    AnswerMessage,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 
 INF = math.inf
 POSITION = {5: Logprob(-INF, 9, "\ufffd"), 6: Logprob(-0.5, 1, "a")}
@@ -22,7 +29,9 @@ CHOICE = CompletionOutput(0, "a", [6], -INF, [POSITION], "stop", "END")
 WHOLE = RequestOutput(
     "r", "p", [5], [CHOICE], True, [None, POSITION], 3, RequestMetrics(1.0, 2.0, None, 4.0, 1), None
 )
-SAMPLES = [POSITION[5], POSITION[6], CHOICE, WHOLE, WHOLE.metrics]
+CALL = ToolCall("c1", "f", '{"a": 1}')
+MESSAGE = AnswerMessage(None, "hm", (CALL,))
+SAMPLES = [POSITION[5], POSITION[6], CHOICE, WHOLE, WHOLE.metrics, CALL, MESSAGE]
 
 
 def strictly(value: object) -> str:

@@ -52,6 +52,51 @@ def position_as_dict(position: PositionLogprobs) -> dict[str, Any]:
     return {str(token): entry.as_dict() for token, entry in position.items()}
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that a model has made. arguments: JSON text; the beginning of it if it was cut off."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "name": self.name, "arguments": self.arguments}
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """What an answer's text says, taken apart.
+
+    content: None if there is nothing but reasoning or calls. reasoning: None if there was none.
+    """
+
+    content: str | None = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "content": self.content,
+            "reasoning": self.reasoning,
+            "tool_calls": [call.as_dict() for call in self.tool_calls],
+        }
+
+    def as_message(self) -> dict[str, Any]:
+        """To append to a conversation."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            found["reasoning"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return found
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One choice of one request.

@@ -1,24 +1,22 @@
 """`POST /v1/chat/completions`: one generator of chunks, sent as they come or folded into one."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.outputs import CompletionOutput, PositionLogprobs
+from octavo.outputs import CompletionOutput
 from octavo.server.body import parse_request
+from octavo.server.conversation import Conversation, Dialogue, Part, start
 from octavo.server.generation import (
     FINGERPRINT,
-    Generation,
     chunk_usage,
-    make_submission,
-    submit,
     token_formatter,
     wants_usage,
 )
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.protocol import ChatBody
+from octavo.server.protocol import ChatBody, body_field_names
 from octavo.server.replies import (
     ChatChoice,
     ChatCompletion,
@@ -29,96 +27,109 @@ from octavo.server.replies import (
 )
 from octavo.server.service import Service
 from octavo.server.sse import Answer, EventStream
+from octavo.text.answer import Content
+from octavo.text.message import message_of
 
 
 async def create_chat(service: Service, request: Request) -> Response:
     """Check everything, submit, and return the response that will run."""
     body, params = await parse_request(service, request, ChatBody)
-    prompt = await service.prompts.render(body, body.messages)
-    submission = await make_submission(service, prompt.token_ids, params, body)
-    generation = await submit(service, request, body, "chatcmpl", [(submission, prompt.text)])
-    writer = _Writer(generation, body)
+    with body_field_names(body):
+        dialogue = await start(service, request, _conversation(body), params, "chatcmpl")
+    writer = _Writer(dialogue, body)
+    headers = dialogue.generation.headers
     if body.stream:
         stall = service.options.stall_timeout
-        return EventStream(writer.chunks(), generation.headers, generation.close, stall)
-    return Answer(writer.whole(), generation.headers, generation.close)
+        return EventStream(writer.chunks(), headers, dialogue.close, stall)
+    return Answer(writer.whole(), headers, dialogue.close)
+
+
+def _conversation(body: ChatBody) -> Conversation:
+    return Conversation(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+        model=body.model,
+        request_id=body.request_id,
+        priority=body.priority,
+        deadline=body.deadline,
+        cache_salt=body.cache_salt,
+    )
 
 
 class _Writer:
-    """From a generation's deltas to chunks of one chat answer."""
+    """From a dialogue's events to chunks of one chat answer."""
 
-    def __init__(self, generation: Generation, body: ChatBody) -> None:
-        self._generation = generation
+    def __init__(self, dialogue: Dialogue, body: ChatBody) -> None:
+        self._dialogue = dialogue
         self._body = body
-        self._formatter = token_formatter(generation.service, body)
+        self._formatter = token_formatter(dialogue.generation.service, body)
         self._begun: set[int] = set()
-        # They come once, maybe with a delta that has no text.
-        self._prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
     async def chunks(self) -> AsyncGenerator[ChatCompletion, None]:
         """The chunks of the stream; the last one has the usage, if it was asked for."""
         first = True
-        async for _, output in self._generation.deltas():
-            self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
-            choices = [
-                self._streamed(delta) for delta in output.outputs if self._has_content(delta)
-            ]
+        async for parts in self._dialogue.steps():
+            choices = [self._streamed(part) for part in parts if self._is_shown(part)]
             if choices:
-                usage = chunk_usage(self._body, self._generation.usage)
+                usage = chunk_usage(self._body, self._dialogue.usage)
                 chunk = self._chunk("chat.completion.chunk", choices, usage)
                 if first:
                     self._add_prompt(chunk)
                 first = False
                 yield chunk
         if wants_usage(self._body):
-            yield self._chunk("chat.completion.chunk", [], self._generation.usage())
+            yield self._chunk("chat.completion.chunk", [], self._dialogue.usage())
 
     async def whole(self) -> ChatCompletion:
         """The same choices as one answer. (Not streamed, a request has one output, its last.)"""
         answer = self._chunk("chat.completion", [], UNSET)
-        async for _, output in self._generation.deltas():
-            for delta in output.outputs:
-                choice = self._choice(delta)
-                choice.message = ChatMessage("assistant", delta.text)
-                answer.choices.append(choice)
-            self._prompt_logprobs = output.prompt_logprobs
+        async for _, events, output in self._dialogue.events():
+            choice = self._choice(output)
+            choice.message = ChatMessage("assistant", message_of(events).content)
+            answer.choices.append(choice)
         self._add_prompt(answer)
-        answer.usage = self._generation.usage()
+        answer.usage = self._dialogue.usage()
         return answer
 
-    def _streamed(self, delta: CompletionOutput) -> ChatChoice:
-        choice = self._choice(delta)
-        first = delta.index not in self._begun
-        self._begun.add(delta.index)
+    def _streamed(self, part: Part) -> ChatChoice:
+        index, events, output = part
+        choice = self._choice(output)
+        first = index not in self._begun
+        self._begun.add(index)
+        text = "".join(event.text for event in events if isinstance(event, Content))
         choice.delta = ChatDelta(
-            content=delta.text if delta.text or first else UNSET,
+            content=text if text or first else UNSET,
             role="assistant" if first else UNSET,
         )
         return choice
 
-    def _choice(self, delta: CompletionOutput) -> ChatChoice:
+    def _choice(self, output: CompletionOutput) -> ChatChoice:
         body = self._body
-        choice = ChatChoice(delta.index, delta.finish_reason, delta.stop_reason)
+        choice = ChatChoice(output.index, output.finish_reason, output.stop_reason)
         if body.logprobs:
-            positions, top = delta.logprobs or [], body.top_logprobs or 0
-            choice.logprobs = chat_logprobs(self._formatter, top, delta.token_ids, positions)
+            positions, top = output.logprobs or [], body.top_logprobs or 0
+            choice.logprobs = chat_logprobs(self._formatter, top, output.token_ids, positions)
         if body.return_token_ids:
-            choice.token_ids = delta.token_ids
+            choice.token_ids = output.token_ids
         return choice
 
-    def _has_content(self, delta: CompletionOutput) -> bool:
+    def _is_shown(self, part: Part) -> bool:
         """Whether a chunk is sent for it: text may be held back for a stop string."""
+        _, events, output = part
         exact = self._body.logprobs or self._body.return_token_ids
-        return bool(delta.text or delta.finish_reason or (exact and delta.token_ids))
+        return bool(events or output.finish_reason or (exact and output.token_ids))
 
     def _add_prompt(self, answer: ChatCompletion) -> None:
         if self._body.return_token_ids:
-            answer.prompt_token_ids = self._generation.prompted[0][0].token_ids
-        if self._body.prompt_logprobs is not None and self._prompt_logprobs:
-            answer.prompt_logprobs = prompt_logprobs(self._prompt_logprobs)
+            answer.prompt_token_ids = self._dialogue.prompt.token_ids
+        positions = self._dialogue.prompt_logprobs
+        if self._body.prompt_logprobs is not None and positions:
+            answer.prompt_logprobs = prompt_logprobs(positions)
 
     def _chunk(
         self, kind: str, choices: list[ChatChoice], usage: Usage | Maybe | None
     ) -> ChatCompletion:
-        made = self._generation
+        made = self._dialogue.generation
         return ChatCompletion(made.id, kind, made.created, made.model, FINGERPRINT, choices, usage)

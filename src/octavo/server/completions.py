@@ -23,7 +23,7 @@ from octavo.server.generation import (
     wants_usage,
 )
 from octavo.server.logprobs import CompletionArrays, prompt_logprobs
-from octavo.server.protocol import CompletionBody, prompts
+from octavo.server.protocol import CompletionBody, body_field_names, prompts
 from octavo.server.replies import (
     Completion,
     CompletionChoice,
@@ -49,8 +49,9 @@ async def create_completion(service: Service, request: Request) -> Response:
             "n",
         )
     check_queue(service, len(each))
-    prompted = [await _prompted(service, prompt, params, body) for prompt in each]
-    generation = await submit(service, request, body, "cmpl", prompted)
+    with body_field_names(body):
+        prompted = [await _prompted(service, prompt, params, body) for prompt in each]
+        generation = await submit(service, request, body, "cmpl", prompted)
     writer = _Writer(generation, body)
     if body.stream:
         stall = service.options.stall_timeout

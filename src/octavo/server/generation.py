@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from octavo.log import get_logger
 from octavo.outputs import FinishReason, RequestOutput
 from octavo.params import SamplingParams
 from octavo.server.logprobs import TokenFormatter
-from octavo.server.protocol import ChatBody, CompletionBody, body_field_names
+from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.replies import Maybe, Usage
 from octavo.server.service import Service
 from octavo.version import __version__
@@ -35,29 +36,39 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 Prompted = tuple[Submission, str | None]
 
 
+class Asked(Protocol):
+    """What a body says of its request, whatever its answer is to be."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def request_id(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
 async def make_submission(
-    service: Service,
-    token_ids: Sequence[int],
-    params: SamplingParams,
-    body: CompletionBody | ChatBody,
+    service: Service, token_ids: Sequence[int], params: SamplingParams, asked: Asked
 ) -> Submission:
     """An admitted request. Raises RequestError for what the model cannot serve."""
     now = time.monotonic()
-    with body_field_names(body):
-        grammar = await service.prompts.grammar(params.structured_outputs)
+    grammar = await service.prompts.grammar(params.structured_outputs)
     submission = Submission(
         service.client.new_id(),
         tuple(token_ids),
         params,
         await service.prompts.bad_words(params.bad_words),
         arrival_time=now,
-        priority=body.priority or 0,
-        deadline=deadline_at(body.deadline, now),
-        cache_salt=body.cache_salt,
+        priority=asked.priority or 0,
+        deadline=deadline_at(asked.deadline, now),
+        cache_salt=asked.cache_salt,
         grammar=grammar,
     )
-    with body_field_names(body):
-        return admit(submission, service.client.capabilities)
+    return admit(submission, service.client.capabilities)
 
 
 def check_queue(service: Service, count: int) -> None:
@@ -72,16 +83,15 @@ def check_queue(service: Service, count: int) -> None:
 async def submit(
     service: Service,
     request: Request,
-    body: CompletionBody | ChatBody,
+    asked: Asked,
     kind: str,
     prompted: Sequence[Prompted],
 ) -> "Generation":
     """Start generating. Raises QueueFullError when the prompts are refused."""
-    name = request_id(request, body.request_id)
-    model = service.model_name(body.model)
+    name = request_id(request, asked.request_id)
+    model = service.model_name(asked.model)
     try:
-        with body_field_names(body):
-            batch = await service.client.submit([submission for submission, _ in prompted])
+        batch = await service.client.submit([submission for submission, _ in prompted])
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise

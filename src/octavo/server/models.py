@@ -39,7 +39,13 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.messages is not None:
         if body.add_special_tokens:
             raise RequestError("add_special_tokens needs prompt", "add_special_tokens")
-        ids = (await service.prompts.render(body, body.messages)).token_ids
+        prompt = await service.prompts.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        ids = prompt.token_ids
     else:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if getattr(body, name):  # false and {} have no effect

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from octavo.config import EngineConfig
 from octavo.errors import ContextLengthError, RequestError, counted
 from octavo.models.files import resolve_tokenizer
-from octavo.server.protocol import ChatBody, TokenizeBody
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.grammar import grammar_of
@@ -58,20 +57,12 @@ class PromptEncoder:
         self._check_length(len(text), "prompt")
         return await self.in_thread(self.tokenizer.encode, text, add_special_tokens)
 
-    async def render(
-        self, body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]]
-    ) -> ChatPrompt:
-        """The prompt of a chat. Raises RequestError for messages that cannot be rendered."""
+    async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        """The prompt of a chat; options: those of `encode_chat`. Raises RequestError for messages
+        that cannot be rendered."""
         self._check_length(sum(_characters(m.get("content")) for m in messages), "messages")
-        return await self.in_thread(
-            encode_chat,
-            self.tokenizer,
-            messages,
-            chat_template=self._template,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
+        options["chat_template"] = self._template
+        return await self.in_thread(encode_chat, self.tokenizer, messages, **options)
 
     async def bad_words(self, texts: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
         """Each banned text as token sequences."""

@@ -78,7 +78,7 @@ class ChatLogprobs(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
 
 

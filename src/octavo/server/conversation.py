@@ -1,0 +1,103 @@
+"""One conversation's answer, for each API that has conversations: rendered, submitted, parsed.
+
+An API's own file turns its body into a `Conversation` and `SamplingParams`, and the events of the
+`Dialogue` that `start` returns into its answer: a whole answer and a streamed one from the same
+events. What HTTP requests have in common beside that is `server.generation`'s part.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from octavo.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from octavo.params import SamplingParams
+from octavo.server.generation import Generation, make_submission, submit
+from octavo.server.replies import Usage
+from octavo.server.service import Service
+from octavo.text.answer import Content, Event
+from octavo.text.chat import ChatPrompt
+
+# What is new of one choice: its index, the events, and the output that they were made from.
+Part = tuple[int, list[Event], CompletionOutput]
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be answered. `messages` are in the form of OpenAI's chat completions.
+
+    The form of the answer's text, and all else that `SamplingParams` can say, is theirs.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    model: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    cache_salt: str | None = None
+
+
+async def start(
+    service: Service,
+    request: Request,
+    conversation: Conversation,
+    params: SamplingParams,
+    kind: str,
+) -> "Dialogue":
+    """Render and submit. `kind`: what the answer's id begins with, such as `chatcmpl`.
+
+    Raises RequestError naming a field of `Conversation` or `SamplingParams`, QueueFullError. The
+    caller closes the dialogue.
+    """
+    prompt = await service.prompts.render(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        chat_template_kwargs=conversation.chat_template_kwargs,
+    )
+    submission = await make_submission(service, prompt.token_ids, params, conversation)
+    made = await submit(service, request, conversation, kind, [(submission, prompt.text)])
+    return Dialogue(made, prompt)
+
+
+class Dialogue:
+    """An answer that is being generated.
+
+    prompt_logprobs: once the first step has come, if they were asked for.
+    """
+
+    def __init__(self, generation: Generation, prompt: ChatPrompt) -> None:
+        self.generation = generation
+        self.prompt = prompt
+        self.prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
+
+    async def steps(self) -> AsyncGenerator[list[Part], None]:
+        """What each step adds, of all choices that gained something. Raises EngineError."""
+        async for _, output in self.generation.deltas():
+            # They come once, maybe with a delta that has no text.
+            self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+            yield self._parts(output)
+
+    async def events(self) -> AsyncGenerator[Part, None]:
+        """The same, one choice after the other. A part may have no events: text may be held back,
+        and the end comes with a `finish_reason` alone."""
+        async for parts in self.steps():
+            for part in parts:
+                yield part
+
+    def usage(self) -> Usage:
+        """What was used so far."""
+        return self.generation.usage()
+
+    def close(self, error: Exception | None = None) -> None:
+        """Abort what still runs, and log. `error`: what the client was answered, if anything."""
+        self.generation.close(error)
+
+    def _parts(self, output: RequestOutput) -> list[Part]:
+        return [
+            (choice.index, [Content(choice.text)] if choice.text else [], choice)
+            for choice in output.outputs
+        ]
