@@ -148,6 +148,17 @@ def test_srv_11_the_rest():
     assert not allowed("/v1/models", bearer("Bearer onetwo"), keys=("one", "two"))
 
 
+def test_srv_11_a_key_may_come_as_anthropics_clients_send_it():
+    own, wrong = (b"x-api-key", KEY.encode()), (b"x-api-key", b"wrong")
+    good, bad = bearer(f"Bearer {KEY}"), bearer("Bearer wrong")
+    assert allowed("/v1/models", own)
+    assert allowed("/v1/models", own, bad)
+    assert allowed("/v1/models", wrong, good)
+    for headers in ((wrong,), (wrong, bad), (own, own), ((own[0], b""),)):
+        assert not allowed("/v1/models", *headers)
+    assert not allowed("/v1/models", (b"x-api-key", f"Bearer {KEY}".encode()))
+
+
 def test_srv_11_over_http(make_server, caplog):
     caplog.set_level(logging.DEBUG)
     server = make_server({"api_key": (KEY,)})

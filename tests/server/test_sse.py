@@ -9,10 +9,11 @@ import threading
 import time
 
 import httpx
+import msgspec
 import pytest
 
 from octavo.errors import EngineError
-from octavo.server.sse import Answer, EventStream, event, to_json
+from octavo.server.sse import Answer, EventStream, Wire, event, named_event, to_json
 from serving import wait_until
 
 
@@ -82,6 +83,34 @@ def test_a_failure_is_one_event_and_then_done():
         assert peer.body.endswith(b"data: [DONE]\n\n")
 
     asyncio.run(run())
+
+
+def test_an_api_may_name_its_events_and_end_streams_and_errors_its_own_way():
+    class Piece(msgspec.Struct, tag="piece", tag_field="type"):
+        text: str
+
+    async def values():
+        yield Piece("a\n")
+        raise EngineError("broken")
+
+    async def run(response, peer):
+        await response({}, peer.receive, peer.send)
+        return peer.body
+
+    wire = Wire(named_event, lambda fault: {"type": "error", "text": fault.message}, b"")
+    stream = EventStream(values(), [], lambda error: None, 10, wire)
+    assert asyncio.run(run(stream, Peer())) == (
+        b'event: piece\ndata: {"type":"piece","text":"a\\n"}\n\n'
+        b'event: error\ndata: {"type":"error","text":"broken"}\n\n'
+    )
+
+    async def whole():
+        raise EngineError("broken")
+
+    async def answer():
+        return await run(Answer(whole(), [], lambda error: None, wire), Peer())
+
+    assert asyncio.run(answer()) == b'{"type":"error","text":"broken"}'
 
 
 @pytest.mark.parametrize("peer", ["leaves", "stalls"])

@@ -20,6 +20,7 @@ from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
 from octavo.server.docs_page import docs_page
 from octavo.server.document import openapi_document
+from octavo.server.error_shapes import answer_of
 from octavo.server.errors import HTTPError, fault_of, unavailable
 from octavo.server.generation import client_of
 from octavo.server.middleware import BodyLimit, KeyGuard, open_paths
@@ -59,7 +60,7 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
 async def health(service: Service, request: Request) -> Response:
     """200 while an engine answers, and which others do not; 503 with the reason if none does."""
     if reason := service.unavailable_reason():
-        return _error_response(unavailable(reason, "unavailable"))
+        return _error_response(request, unavailable(reason, "unavailable"))
     if down := service.engines_down():
         return json_response(Degraded(service.config.data_parallel_size - len(down), down))
     return Response(status_code=200)
@@ -182,7 +183,7 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
                 "%s %r refused: %d %s param=%r client=%s", request.method,
                 request.url.path[:100], fault.status, fault.code, fault.param, client_of(request),
             )  # fmt: skip
-            return _error_response(fault)
+            return _error_response(request, fault)
 
     return endpoint
 
@@ -195,15 +196,17 @@ async def _framework_error(request: Request, error: Exception) -> Response:
         path = request.url.path.removeprefix(request.scope.get("root_path", ""))
         if why := unsupported.reason(path):
             text = f"{request.method} {path[:200]}: {why}"
-    return _error_response(HTTPError(error.status_code, text, code=code, headers=error.headers))
+    fault = HTTPError(error.status_code, text, code=code, headers=error.headers)
+    return _error_response(request, fault)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     # Starlette raises it again, for the log, upon which uvicorn closes the connection.
     fault = fault_of(error)
     fault.headers["Connection"] = "close"
-    return _error_response(fault)
+    return _error_response(request, fault)
 
 
-def _error_response(fault: HTTPError) -> Response:
-    return Response(fault.json(), fault.status, fault.headers, "application/json")
+def _error_response(request: Request, fault: HTTPError) -> Response:
+    status, headers, body = answer_of(fault, request.scope)
+    return Response(body, status, headers, "application/json")

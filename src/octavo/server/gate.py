@@ -65,7 +65,7 @@ class Gate:
         reason = self._service.unavailable_reason() or "the server is shutting down"
         fault = unavailable(reason, "unavailable")
         fault.headers["Connection"] = "close"
-        await refuse(fault, send)
+        await refuse(fault, scope, send)
 
 
 async def _drop_body(receive: Receive) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.server.error_shapes import answer_of
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.limits import LIMITS
 from octavo.server.options import ServerConfig
@@ -25,24 +26,22 @@ def open_paths(options: ServerConfig) -> frozenset[str]:
     return OPEN_PATHS | {"/metrics"} if options.metrics_without_key else OPEN_PATHS
 
 
-async def refuse(fault: HTTPError, send: Send) -> None:
+async def refuse(fault: HTTPError, scope: Scope, send: Send) -> None:
     """Answer with `fault`. The HTTP server drops the rest of the body."""
-    body = fault.json()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **fault.headers,
-    }
+    status, own, body = answer_of(fault, scope)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **own}
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": fault.status, "headers": pairs})
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 
 class KeyGuard:
-    """Asks for `Authorization: Bearer KEY` on all paths but the open ones, if there are keys.
+    """Asks for `Authorization: Bearer KEY` or `x-api-key: KEY`, if there are keys, on all paths but
+    the open ones.
 
-    Keys are compared in constant time. Paths are compared exactly, so that no variant of an open
-    path is open by accident.
+    OpenAI's clients send the first, Anthropic's the second, or both where they have two. Keys are
+    compared in constant time. Paths are compared exactly, so that no variant of an open path is
+    open by accident.
     """
 
     def __init__(
@@ -62,24 +61,35 @@ class KeyGuard:
             return
         fault = HTTPError(
             401,
-            "a valid API key is needed: send the header 'Authorization: Bearer KEY'",
+            "a valid API key is needed: send the header 'Authorization: Bearer KEY' or "
+            "'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await refuse(fault, send)
+        await refuse(fault, scope, send)
 
     def _allowed(self, scope: Scope) -> bool:
         return scope["path"] in self._open or self._matches(scope["headers"])
 
     def _matches(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, key = given[0].partition(b" ")
-        # All are checked, so that timing distinguishes neither a wrong scheme from a wrong key
-        # nor one key from another.
+        headers = list(headers)
+        found = [self._is_key(value) for value in _values(headers, b"x-api-key")]
+        for value in _values(headers, b"authorization"):
+            scheme, _, key = value.partition(b" ")
+            # Checked in any case, so that timing does not tell a wrong scheme from a wrong key.
+            found.append(self._is_key(key) and scheme.lower() == b"bearer")
+        return any(found)
+
+    def _is_key(self, key: bytes) -> bool:
+        # All are compared, so that timing does not tell one key from another.
         same = [hmac.compare_digest(key, known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(same)
+        return any(same)
+
+
+def _values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Of a header that is given once; none where it is given twice."""
+    found = [value for key, value in headers if key == name]
+    return found if len(found) == 1 else []
 
 
 class BodyLimit:
@@ -100,7 +110,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if content_length(scope["headers"]) > self._limit:
-            await refuse(self._too_large(), send)
+            await refuse(self._too_large(), scope, send)
             return
         seen = [0]
         try:

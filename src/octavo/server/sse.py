@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.log import get_logger
+from octavo.server.error_shapes import ErrorShape
 from octavo.server.errors import HTTPError, fault_of
 
 logger = get_logger(__name__)
@@ -45,17 +46,41 @@ def event(value: Any) -> bytes:
     return b"data: %b\n\n" % to_json(value)
 
 
+def named_event(value: Any) -> bytes:
+    """One server-sent event with a name: the `type` of an object, the tag of a struct."""
+    kind = value["type"] if isinstance(value, dict) else value.__struct_config__.tag
+    return b"event: %b\n%b" % (kind.encode(), event(value))
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How an API writes: a value as an event, an error as a value, and what ends a stream."""
+
+    event: Callable[[Any], bytes] = event
+    error: ErrorShape = HTTPError.body
+    end: bytes = DONE
+
+
+OPENAI = Wire()
+
+
 class Answer(Response):
     """An ASGI response whose body is made while the client waits: `make` gives the value.
 
     `close` is called once, at the end, with the error that the client received, if any.
     """
 
-    def __init__(self, make: Coroutine[Any, Any, Any], headers: Headers, close: Close) -> None:
+    def __init__(
+        self,
+        make: Coroutine[Any, Any, Any],
+        headers: Headers,
+        close: Close,
+        wire: Wire = OPENAI,
+    ) -> None:
         super().__init__()
         self._make = make
         self._extra = headers
         self._close = close
+        self._wire = wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._make)
@@ -72,7 +97,7 @@ class Answer(Response):
             body = to_json(work.result())
         else:
             fault = log_fault(error)
-            status, body = fault.status, fault.json()
+            status, body = fault.status, to_json(self._wire.error(fault))
             headers = [*headers, *((k.encode(), v.encode()) for k, v in fault.headers.items())]
         length = (b"content-length", str(len(body)).encode())
         await send(
@@ -82,7 +107,7 @@ class Answer(Response):
 
 
 class EventStream(Response):
-    """An ASGI response that sends each value of `values` as an event, and then `[DONE]`.
+    """An ASGI response that sends each value of `values` as an event, and then the API's end.
 
     An error of `values` is sent as one event of the error shape. `close` is as in `Answer`: its
     counters and its log line are there before the client reads the end.
@@ -94,6 +119,7 @@ class EventStream(Response):
         headers: Headers,
         close: Close,
         stall_timeout: float,
+        wire: Wire = OPENAI,
     ) -> None:
         super().__init__()
         self._values = values
@@ -102,6 +128,7 @@ class EventStream(Response):
         self._closed = False
         self._error: Exception | None = None
         self._stall_timeout = stall_timeout
+        self._wire = wire
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,14 +159,14 @@ class EventStream(Response):
         )
         try:
             async for value in self._values:
-                await put(event(value))
+                await put(self._wire.event(value))
         except Exception as error:  # noqa: BLE001 - sent to the client, and logged
             self._error = error
-            await put(event(log_fault(error).body()))
+            await put(self._wire.event(self._wire.error(log_fault(error))))
         finally:
             await self._values.aclose()
         self._end()
-        await put(DONE, more=False)
+        await put(self._wire.end, more=False)
 
     def _end(self) -> None:
         if not self._closed:
