@@ -35,7 +35,7 @@ async def create_chat(service: Service, request: Request) -> Response:
     """Check everything, submit, and return the response that will run."""
     body, params = await parse_request(service, request, ChatBody)
     with body_field_names(body):
-        dialogue = await start(service, request, _conversation(body), params, "chatcmpl")
+        dialogue = await start(service, request, _conversation(body), params, "chatcmpl-")
     writer = _Writer(dialogue, body)
     headers = dialogue.generation.headers
     if body.stream:

@@ -51,7 +51,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     check_queue(service, len(each))
     with body_field_names(body):
         prompted = [await _prompted(service, prompt, params, body) for prompt in each]
-        generation = await submit(service, request, body, "cmpl", prompted)
+        generation = await submit(service, request, body, "cmpl-", prompted)
     writer = _Writer(generation, body)
     if body.stream:
         stall = service.options.stall_timeout

@@ -47,7 +47,7 @@ async def start(
     params: SamplingParams,
     kind: str,
 ) -> "Dialogue":
-    """Render and submit. `kind`: what the answer's id begins with, such as `chatcmpl`.
+    """Render and submit. `kind`: what the answer's id begins with, such as `chatcmpl-`.
 
     Raises RequestError naming a field of `Conversation` or `SamplingParams`, QueueFullError. The
     caller closes the dialogue.

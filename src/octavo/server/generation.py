@@ -95,7 +95,7 @@ async def submit(
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise
-    return Generation(service, f"{kind}-{name}", name, model, client_of(request), prompted, batch)
+    return Generation(service, kind + name, name, model, client_of(request), prompted, batch)
 
 
 class Generation:
