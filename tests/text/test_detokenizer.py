@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.params import SamplingParams
 from octavo.text.detokenizer import Detokenizer, StopStrings
+from octavo.text.markers import Markers
 
 
 def letters(tokenizer: Any, text: str) -> list[int]:
@@ -24,8 +25,14 @@ def pieces(tokenizer: Any, *texts: str) -> list[list[int]]:
 class Stream:
     """A detokenizer fed in steps, with what each step gave out."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), **params: Any) -> None:
-        self.detokenizer = Detokenizer(tokenizer, SamplingParams(**params), prompt)
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int] = (),
+        markers: Markers | None = None,
+        **params: Any,
+    ) -> None:
+        self.detokenizer = Detokenizer(tokenizer, SamplingParams(**params), prompt, markers=markers)
         self.deltas: list[str] = []
 
     def feed(self, steps: Sequence[Sequence[int]]) -> "Stream":
@@ -294,3 +301,63 @@ def test_the_automaton_finds_every_string_in_linear_steps(stops: list[str]) -> N
             state = automaton.step(state, text[end - 1])
             hits = [s for s in stops if text[:end].endswith(s)]
             assert automaton.found[state] == max(hits, key=len, default=None)
+
+
+# --- markers --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def markers(byte: Any) -> Markers:
+    """A special token, one that is not, and a word that is no token."""
+    return Markers(byte, ["[INST]", "<think>", "<nothing>"])
+
+
+def marked(tokenizer: Any, *texts: str) -> list[list[int]]:
+    """A token each for the words of markers, letters for the rest."""
+    added = {"[INST]", "<think>", "</think>", "[/INST]"}
+    return [[tokenizer.token_id(t)] if t in added else letters(tokenizer, t) for t in texts]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_markers_stand_in_the_text_and_nothing_else_changes(
+    byte: Any, markers: Markers, skip: bool
+) -> None:
+    said = marked(byte, "a", "[INST]", "<think>", "[INST]", "</think>", "[/INST]", "b")
+    stream = Stream(byte, markers=markers, skip_special_tokens=skip).feed(said)
+    special, think = (markers.in_text(word) for word in ("[INST]", "<think>"))
+    assert len(special) == len(think) == 1
+    others = "</think>" if skip else "</think>[/INST]"
+    assert stream.text == f"a{special}{think}{special}{others}b"
+    plain = Stream(byte, skip_special_tokens=skip).feed(said).text
+    assert markers.plain(stream.text, skip) == plain
+    spelled = Stream(byte, markers=markers).feed(marked(byte, *"<think>"))
+    assert spelled.text == "<think>", "letters make no marker"
+
+
+def test_a_marker_ends_a_character_that_was_cut(byte: Any, markers: Markers) -> None:
+    singles = {byte.token_bytes(i): i for i in reversed(range(byte.vocab_size))}
+    start = singles["漢".encode()[:1]]
+    think = markers.in_text("<think>")
+    (token,) = marked(byte, "<think>")
+    assert Stream(byte, markers=markers).feed([[start], token]).text == "\ufffd" + think
+    after = Stream(byte, prompt=[*token, start], markers=markers).feed([token])
+    assert after.text == think, "the prompt's markers are its text's"
+
+
+@pytest.mark.parametrize(
+    ("stop", "said", "text"),
+    [
+        ("<think>", ("a", "<think>", "b"), "a"),
+        ("<think>", ("a", *"<think>", "b"), "a"),
+        ("[INST]", ("a", "[INST]", "b"), "a"),
+        ("x<think>y", ("ax", "<think>", "yb"), "a"),
+        ("hin", ("a", "<think>", "b"), "a"),
+        ("STOP", ("a", "<think>", "ST", "OP"), "a<think>"),
+    ],
+)
+def test_stop_strings_find_markers_as_they_are_spelled(
+    byte: Any, markers: Markers, stop: str, said: tuple[str, ...], text: str
+) -> None:
+    stream = Stream(byte, markers=markers, stop=[stop]).feed(marked(byte, *said))
+    assert markers.spelled(stream.text) == text
+    assert stream.detokenizer.stopped == stop

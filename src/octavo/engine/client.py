@@ -44,6 +44,7 @@ from octavo.errors import (
 from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.processes import Owner
+from octavo.text.markers import Markers
 from octavo.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -267,9 +268,12 @@ class EngineClient:
                 f"exceed the limit of {limit} {terms}; try again later"
             )
 
-    async def submit(self, submissions: Sequence[Submission]) -> Batch:
+    async def submit(
+        self, submissions: Sequence[Submission], markers: Markers | None = None
+    ) -> Batch:
         """Send admitted requests to engines; returns when these have queued all of them.
 
+        markers: of the parser that their texts are for; None where there is none.
         All or none: raises QueueFullError when they do not fit in the queue or a scheduler
         refuses one, RequestError as the engine raised it, EngineError, EngineDeadError.
         """
@@ -278,7 +282,7 @@ class EngineClient:
         for submission in map(self._with_seed, submissions):
             arrival = submission.arrival_time
             arrival = time.monotonic() if arrival is None else arrival
-            self._outputs.add(submission, None, arrival)
+            self._outputs.add(submission, None, arrival, markers)
             request = InFlight(submission, batch, arrival)
             self._requests[request.request_id] = request
             self._send(request, submission, self._route(submission, self._pool.serving))

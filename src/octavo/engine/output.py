@@ -24,6 +24,7 @@ from octavo.outputs import (
 )
 from octavo.params import RequestOutputKind
 from octavo.text.detokenizer import Detokenizer
+from octavo.text.markers import Markers
 from octavo.text.tokenizer import Tokenizer
 
 StoppedChoice = tuple[str, int]  # request id, choice
@@ -44,10 +45,17 @@ class OutputProcessor:
         """Requests in flight."""
         return len(self._states)
 
-    def add(self, submission: Submission, prompt: str | None, arrival_time: float) -> None:
+    def add(
+        self,
+        submission: Submission,
+        prompt: str | None,
+        arrival_time: float,
+        markers: Markers | None = None,
+    ) -> None:
         """Expect updates of a request. Raises RequestError if its id is in flight.
 
-        prompt: its text, if it was given as text, for the outputs.
+        prompt: its text, if it was given as text, for the outputs. markers: of the parser that the
+        text is for.
         """
         request_id = submission.request_id
         if request_id in self._states:
@@ -55,7 +63,7 @@ class OutputProcessor:
                 f"a request with the id {request_id[:128]!r} is in flight", "request_id"
             )
         self._states[request_id] = _State(
-            self._tokenizer, submission, prompt, arrival_time, self._epoch
+            self._tokenizer, submission, prompt, arrival_time, self._epoch, markers
         )
 
     def process(
@@ -171,8 +179,9 @@ class _Choice:
 class _State:
     """One request in flight."""
 
-    __slots__ = ("cached", "choices", "epoch", "error", "kind", "live", "metrics", "params",
-                 "prompt", "prompt_ids", "prompt_logprobs", "request_id", "tokenizer")  # fmt: skip
+    __slots__ = ("cached", "choices", "epoch", "error", "kind", "live", "markers", "metrics",
+                 "params", "prompt", "prompt_ids", "prompt_logprobs", "request_id",
+                 "tokenizer")  # fmt: skip
 
     def __init__(
         self,
@@ -181,9 +190,11 @@ class _State:
         prompt: str | None,
         arrival_time: float,
         epoch: float,
+        markers: Markers | None,
     ) -> None:
         params = submission.params
         self.tokenizer = tokenizer
+        self.markers = markers
         self.request_id = submission.request_id
         self.prompt = prompt
         self.prompt_ids = list(submission.token_ids)
@@ -281,7 +292,7 @@ class _State:
 
     def _detokenizer(self) -> Detokenizer:
         # The engine decides which id ends a choice (`_hides_last`), so the detokenizer hides none.
-        return Detokenizer(self.tokenizer, self.params, self.prompt_ids, stop_ids=())
+        return Detokenizer(self.tokenizer, self.params, self.prompt_ids, (), self.markers)
 
     def _hides_last(self, choice: _Choice, reason: FinishReason | None) -> bool:
         """Whether the last id has no text: the end-of-text or stop id that ended the choice."""

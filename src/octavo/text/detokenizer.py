@@ -7,10 +7,11 @@ text: each token is looked at once, and stop strings are followed by one automat
 """
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from octavo.params import SamplingParams
+from octavo.text.markers import Markers
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -68,6 +69,33 @@ def _automaton(strings: tuple[str, ...]) -> StopStrings:
     return StopStrings(strings)
 
 
+def _in_marked_text(strings: Iterable[str], markers: Markers) -> dict[str, str]:
+    """What ends a text with markers as these stop strings do, each with its stop string.
+
+    A marker that is written as one token contains what it is spelled with. (A stop string that
+    begins within a marker and ends after it is not found.)
+    """
+    found: dict[str, str] = {}
+    for string in strings:
+        found.setdefault(markers.in_text(string), string)
+        for marker, token_id in markers.token_ids.items():
+            if string in marker:
+                found.setdefault(markers.characters[token_id], string)
+    return {marked: string for marked, string in found.items() if marked != string}
+
+
+class _Marked(dict[int, str | bytes]):
+    """A tokenizer's pieces, but for markers, for which characters stand."""
+
+    def __init__(self, pieces: Mapping[int, str | bytes], markers: Markers) -> None:
+        super().__init__(markers.characters)
+        self._others = pieces
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        piece = self[token_id] = self._others[token_id]
+        return piece
+
+
 class Detokenizer:
     """The text of one choice.
 
@@ -77,11 +105,13 @@ class Detokenizer:
 
     stop_ids: ids whose text is not shown, since they end the output (unless
     `include_stop_str_in_output`); None takes the tokenizer's ends (unless `ignore_eos`) and
-    `stop_token_ids`.
+    `stop_token_ids`. markers: tokens of the output for which the text has a character, for a
+    parser (`octavo.text.markers`), special ones too; stop strings find them as they are spelled.
     """
 
-    __slots__ = ("_delta", "_first", "_held", "_include", "_min_tokens", "_parts", "_pieces",
-                 "_state", "_stop_ids", "_stops", "_tail", "_text", "count", "stopped")  # fmt: skip
+    __slots__ = ("_aliases", "_delta", "_first", "_held", "_include", "_min_tokens", "_parts",
+                 "_pieces", "_state", "_stop_ids", "_stops", "_tail", "_text", "count",
+                 "stopped")  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +119,7 @@ class Detokenizer:
         params: SamplingParams,
         prompt_token_ids: Sequence[int] = (),
         stop_ids: Collection[int] | None = None,
+        markers: Markers | None = None,
     ) -> None:
         if stop_ids is None:
             ends = () if params.ignore_eos else tokenizer.eos_ids
@@ -96,7 +127,12 @@ class Detokenizer:
         self._pieces = tokenizer.pieces(params.skip_special_tokens) if params.detokenize else None
         self._include = params.include_stop_str_in_output
         self._stop_ids = () if self._include else stop_ids
-        self._stops = _automaton(params.stop_strings) if params.stop_strings else None
+        self._aliases: Mapping[str, str] = {}
+        strings = params.stop_strings
+        if markers is not None and strings:
+            self._aliases = _in_marked_text(strings, markers)
+            strings = (*strings, *self._aliases)
+        self._stops = _automaton(strings) if strings else None
         self._min_tokens = params.min_tokens
         self._state = 0
         self._held = ""
@@ -109,6 +145,8 @@ class Detokenizer:
         self.stopped: str | None = None
         if self._pieces is not None:
             self._start_after(prompt_token_ids, tokenizer.strips_space)
+            if markers is not None:
+                self._pieces = _Marked(self._pieces, markers)
 
     def _start_after(self, prompt: Sequence[int], strips_space: bool) -> None:
         """Take over the state in which decoding the prompt ends.
@@ -153,7 +191,12 @@ class Detokenizer:
 
     def _decoded(self, piece: str | bytes, final: bool = False) -> str:
         """The characters that are certain now; the rest waits in `_tail`."""
-        data = self._tail + (piece.encode() if isinstance(piece, str) else piece)
+        if isinstance(piece, str):  # whole characters: what they follow is no part of one
+            if not piece:
+                return ""
+            text, self._tail = self._tail.decode("utf-8", "replace") + piece, b""
+            return text
+        data = self._tail + piece
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._tail = data[used:]
         return text
@@ -181,7 +224,8 @@ class Detokenizer:
                 best = match if best is None else min(best, match)
         text = self._held + text
         if best is not None:
-            start, end, self.stopped = best
+            start, end, string = best
+            self.stopped = self._aliases.get(string, string)
             text, self._held = text[: end if self._include else start], ""
         else:
             cut = len(text) - stops.held[state]

@@ -37,6 +37,11 @@ class Markers:
         self._spellings = {character: marker for marker, character in self._characters.items()}
         self._marker = _any_of(self._characters)
         self._character = _any_of(self._spellings)
+        self._special = {
+            self.characters[token_id]: ""
+            for token_id in self.token_ids.values()
+            if token_id in tokenizer.special_ids
+        }
 
     def in_text(self, text: str) -> str:
         """`text`, such as a marker, as a text to parse has it: added tokens as characters."""
@@ -49,6 +54,14 @@ class Markers:
         if self._character is None:
             return text
         return self._character.sub(lambda found: self._spellings[found[0]], text)
+
+    def plain(self, text: str, skip_special_tokens: bool) -> str:
+        """A part of a text to parse as it would be without markers: added tokens as they are
+        spelled, but for special ones where these are skipped."""
+        if self._character is None:
+            return text
+        shown = self._spellings | self._special if skip_special_tokens else self._spellings
+        return self._character.sub(lambda found: shown[found[0]], text)
 
     def parts(self, text: str) -> list[str | int]:
         """`text` cut at the markers that are added tokens, whose ids stand for them."""
