@@ -1,4 +1,5 @@
-"""What limits the tokens of an answer: values that the front door makes and the engine applies.
+"""What limits the tokens of an answer beside its grammar: values that the front door makes and the
+engine applies.
 
 Not here: making them (`octavo.text.answer_form`), the state of an answer (`octavo.text.matcher`).
 """
@@ -6,14 +7,26 @@ Not here: making them (`octavo.text.answer_form`), the state of an answer (`octa
 import msgspec
 
 
-class LazyGrammar(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar of certain sections, such as tool calls, of a text that is free otherwise.
+class Sections(msgspec.Struct, frozen=True, array_like=True):
+    """Which parts of an answer its grammar holds; the rest is free text.
 
-    trigger_ids: tokens of which each begins a section. grammar: of what follows such a token, to
-    the end of the section; then the text is free again. most: sections; the text ends with the last
-    one.
+    triggers: ids of added tokens; what follows one is a text of the grammar, up to where nothing
+    can follow it. repeats: whether free text follows a section, in which others may begin; else
+    the answer ends with the first. may_end: whether the answer may end in free text.
     """
 
-    trigger_ids: tuple[int, ...]
-    grammar: str
-    most: int
+    triggers: tuple[int, ...]
+    repeats: bool = True
+    may_end: bool = True
+
+
+class Thinking(msgspec.Struct, frozen=True, array_like=True):
+    """How a model marks its reasoning, so that `thinking_token_budget` can end it.
+
+    begin, end: the markers as token ids, several where a marker is no token of its own; an empty
+    `begin`: nothing begins it in the answer. inside: whether the prompt ends in reasoning.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    inside: bool = False

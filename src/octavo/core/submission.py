@@ -8,7 +8,7 @@ is in `core.request`.
 
 import msgspec
 
-from octavo.constraints import LazyGrammar
+from octavo.constraints import Sections, Thinking
 from octavo.params import SamplingParams
 
 MAX_SALT_LENGTH = 256
@@ -33,8 +33,9 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     lower is earlier. cache_salt: only requests with equal ones share cached blocks. seed: the one
     that the client has drawn for a request without one, so that any engine draws the same tokens.
     continuation: of a request that an engine has accepted before and did not end. grammar: what
-    `params.structured_outputs` asks for, as the front door has checked it (`text.grammar`).
-    lazy: the grammar of certain sections of a text without such a `grammar`.
+    the answer must be, as the front door has checked it (`text.grammar`, `text.answer_form`).
+    sections: where only parts of the answer are held to the grammar. thinking: how the model marks
+    reasoning; needed with `params.thinking_token_budget`, and not used without.
     """
 
     request_id: str
@@ -48,4 +49,5 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None = None
     continuation: Continuation | None = None
     grammar: str | None = None
-    lazy: LazyGrammar | None = None
+    sections: Sections | None = None
+    thinking: Thinking | None = None
