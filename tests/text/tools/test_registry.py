@@ -3,13 +3,20 @@
 import pytest
 
 from octavo.errors import ConfigError
+from octavo.text.tools.base import Call
 from octavo.text.tools.registry import FORMATS, detect, find
 
 
-def test_names_and_aliases_are_unique_and_found():
-    known = [name for one in FORMATS for name in (one.name, *one.aliases)]
-    assert len(known) == len(set(known))
-    assert all(name in (find(name).name, *find(name).aliases) for name in known)
+def test_formats_are_found_by_name_and_alias():
+    for one in FORMATS:
+        for name in (one.name, *one.aliases):
+            assert find(name).name == one.name
+
+
+def test_of_several_layouts_that_of_the_template_is_taken():
+    assert find("mistral").write([Call("f", {})]) == "[TOOL_CALLS]f[ARGS]{}"
+    older = find("mistral", "{{ '[TOOL_CALLS] [' }}")
+    assert older.write([Call("f", {})]) == '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
 
 
 def test_an_unknown_name_is_an_error_that_says_which_there_are():

@@ -36,6 +36,7 @@ class NoTokens:
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.added_tokens = {1000 + i: Token(word) for i, word in enumerate(words)}
+        self.special_ids = frozenset(self.added_tokens)
         self._ids = {word: 1000 + i for i, word in enumerate(words)}
 
     def token_id(self, text: str) -> int | None:

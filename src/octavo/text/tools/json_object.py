@@ -20,15 +20,17 @@ _ARGUMENTS = ("arguments", "parameters")
 class JsonObjectFormat(ToolFormat):
     """A format whose sections are `begin`, JSON objects with `opening` before and `closing` behind.
 
-    begins: what else may open a section for the parser. end: closes a section for the parser. key:
-    of the arguments. between: two calls of one section. lead: one character that stands between
-    content and a section. annotations: keys of an object that say nothing; their values are texts.
+    begins, end: what else may open a section, and what closes one, for the parser. ends: what
+    closes one instead, by what has opened it. key: of the arguments. between: two calls of one
+    section. lead: one character that stands between content and a section. annotations: keys of an
+    object that say nothing; their values are texts.
     """
 
     begins: tuple[str, ...] = ()
     opening: str = ""
     closing: str = ""
     end: str = ""
+    ends: Mapping[str, str] = {}
     key: str = "arguments"
     between: str = ", "
     lead: str = ""
@@ -71,48 +73,66 @@ class JsonObjectParser(SectionParser):
     ) -> None:
         begins = (layout.begin, *layout.begins)
         super().__init__(begins, layout.lead, tools, markers, layout.new_id)
-        self._end = layout.end
-        self._annotations: Collection[str] = layout.annotations
+        self._layout = layout
 
     def section(self, begin: str) -> Steps[None]:
-        yield from self.skip()
-        listed = yield from self.literal("[")
-        yield from self.skip()
-        if (yield from self.peek()) != "{":
-            raise NoCallError
-        while (yield from self.peek()) == "{":
-            yield from self._object()
-            yield from self.skip(SPACE + ",;")
-        if listed:
-            yield from self.expect("]")
+        listed = begin.endswith("[")
+        if begin == "{":
+            self.unread(1)
+        yield from JsonObjects(self, self._layout.annotations).read(listed)
+        if end := self._layout.ends.get(begin, self._layout.end):
             yield from self.skip()
-        if self._end:
-            yield from self.expect(self._end)
+            yield from self.expect(end)
+
+
+class JsonObjects:
+    """Reads the calls of a section for its parser. annotations: see `JsonObjectFormat`."""
+
+    def __init__(self, parser: SectionParser, annotations: Collection[str]) -> None:
+        self._parser, self._annotations = parser, annotations
+
+    def read(self, listed: bool = False) -> Steps[None]:
+        """One object, several, or a list of them. listed: its bracket has been read."""
+        parser = self._parser
+        yield from parser.skip()
+        listed = listed or (yield from parser.literal("["))
+        yield from parser.skip()
+        more = True
+        while more:
+            yield from self._object()
+            skipped = yield from parser.skip(SPACE + ",;")
+            more = (yield from parser.peek()) == "{"
+            if not more and not listed:
+                parser.unread(skipped)
+        if listed:
+            yield from parser.expect("]")
 
     def _object(self) -> Steps[None]:
         """Reads one object; if it is no call, it is content."""
-        self.body()
+        parser = self._parser
+        parser.body()
         found = _Object()
-        yield from self.expect("{")
-        yield from self.skip()
-        while not (yield from self.literal("}")):
+        yield from parser.expect("{")
+        yield from parser.skip()
+        while not (yield from parser.literal("}")):
             key = yield from self._string()
-            yield from self.skip()
-            yield from self.expect(":")
-            yield from self.skip()
+            yield from parser.skip()
+            yield from parser.expect(":")
+            yield from parser.skip()
             yield from self._member(found, key)
-            yield from self.skip()
-            if (yield from self.peek()) != "}":
-                yield from self.expect(",")
-                yield from self.skip()
+            yield from parser.skip()
+            if (yield from parser.peek()) != "}":
+                yield from parser.expect(",")
+                yield from parser.skip()
         if not found.announced:
-            self.reject()
+            parser.reject()
         elif found.arguments is None:
-            self.arguments("{}")
-            self.end_call()
+            parser.arguments("{}")
+            parser.end_call()
 
     def _member(self, found: "_Object", key: str) -> Steps[None]:
-        first = yield from self.peek()
+        parser = self._parser
+        first = yield from parser.peek()
         if key == "name" and first == '"' and found.name is None and not found.rejected:
             yield from self._name(found)
         elif key in _ARGUMENTS and first in "{n" and found.arguments is None:
@@ -125,46 +145,50 @@ class JsonObjectParser(SectionParser):
             yield from self._other(found)
 
     def _name(self, found: "_Object") -> Steps[None]:
+        parser = self._parser
         found.name = yield from self._string()
-        if found.name not in self.tools:
+        if found.name not in parser.tools:
             found.rejected = True
-            self.reject()
+            parser.reject()
             return
         found.announced = True
-        self.begin_call(found.name)
+        parser.begin_call(found.name)
         if found.arguments is not None:
-            self.arguments(found.arguments)
-            self.end_call()
+            parser.arguments(found.arguments)
+            parser.end_call()
 
     def _arguments(self, found: "_Object") -> Steps[None]:
-        if (yield from self.literal("null")):
+        parser = self._parser
+        if (yield from parser.literal("null")):
             found.arguments = "{}"
             if found.announced:
-                self.arguments("{}")
+                parser.arguments("{}")
         elif found.announced:
             found.arguments = ""  # they have gone
-            yield from self.json(self.arguments)
+            yield from parser.json(parser.arguments)
         elif found.rejected:
             yield from self._other(found)
         else:
             pieces: list[str] = []
-            yield from self.json(pieces.append)
+            yield from parser.json(pieces.append)
             found.arguments = "".join(pieces)
         if found.announced:
-            self.end_call()
+            parser.end_call()
 
     def _other(self, found: "_Object") -> Steps[None]:
         """A value that no call has: the object is content, and so is what it has inside."""
+        parser = self._parser
         found.rejected = True
-        self.reject()
-        yield from self.json(lambda _: self.reject())
-        self.reject()
+        parser.reject()
+        yield from parser.json(lambda _: parser.reject())
+        parser.reject()
 
     def _string(self) -> Steps[str]:
-        if (yield from self.peek()) != '"':
+        parser = self._parser
+        if (yield from parser.peek()) != '"':
             raise NoCallError
         pieces: list[str] = []
-        yield from self.json(pieces.append)
+        yield from parser.json(pieces.append)
         found: str = json.loads("".join(pieces))
         return found
 

@@ -2,26 +2,44 @@
 
 from octavo.errors import ConfigError, nearest, shown
 from octavo.text.tools.base import ToolFormat
+from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.text.tools.granite import Granite
 from octavo.text.tools.hermes import Hermes
+from octavo.text.tools.kimi_k2 import KimiK2
+from octavo.text.tools.llama3 import Llama3Json
+from octavo.text.tools.mistral import Mistral, MistralList, MistralWithIds
+from octavo.text.tools.phi4_mini import Phi4MiniJson
 
-# The first whose template matches is taken: the more particular ones come first.
-FORMATS: tuple[ToolFormat, ...] = (Hermes(),)
+# The first whose template matches is taken. Formats of one name are layouts of one family.
+FORMATS: tuple[ToolFormat, ...] = (
+    Hermes(),
+    Llama3Json(),
+    Mistral(),
+    MistralWithIds(),
+    MistralList(),
+    Granite(),
+    Phi4MiniJson(),
+    DeepSeekV3(),
+    DeepSeekV31(),
+    KimiK2(),
+)
 
 
 def names() -> list[str]:
     """All names and aliases."""
-    return sorted(name for format in FORMATS for name in (format.name, *format.aliases))
+    return sorted({name for format in FORMATS for name in (format.name, *format.aliases)})
 
 
-def find(name: str) -> ToolFormat:
-    """The format of this name or alias. Raises ConfigError for one that is not known."""
-    for format in FORMATS:
-        if name in (format.name, *format.aliases):
-            return format
-    raise ConfigError(
-        f"no format of tool calls is called {shown(name)}{nearest(name, names())}; "
-        f"there are {', '.join(names())}"
-    )
+def find(name: str, template: str = "") -> ToolFormat:
+    """The format of this name or alias; of several layouts, the one that the template has, or the
+    newest. Raises ConfigError for a name that is not known."""
+    found = [format for format in FORMATS if name in (format.name, *format.aliases)]
+    if not found:
+        raise ConfigError(
+            f"no format of tool calls is called {shown(name)}{nearest(name, names())}; "
+            f"there are {', '.join(names())}"
+        )
+    return next((format for format in found if format.matches(template)), found[0])
 
 
 def detect(template: str) -> ToolFormat | None:

@@ -56,7 +56,7 @@ class SectionParser(ABC):
     ) -> None:
         self.tools = tools
         self._markers, self._new_id = markers, new_id
-        self._begins = sorted(map(markers.in_text, begins), key=len, reverse=True)
+        self._begins = sorted(map(markers.in_text, filter(None, begins)), key=len, reverse=True)
         self._begin = re.compile("|".join(map(re.escape, self._begins)))
         self._content = _ContentBuffer(lead)
         self._text = ""  # what is still needed of the text
@@ -64,7 +64,7 @@ class SectionParser(ABC):
         self._closed = False
         self._only_envelope = False  # all that is undecided
         self._open_call: int | None = None
-        self._calls = 0
+        self._ids: list[str] = []  # of calls
         self._events: list[Event] = []
         self._steps = self._answer()
 
@@ -99,10 +99,17 @@ class SectionParser(ABC):
             yield from self.more()
         return self._text[self._at]
 
-    def skip(self, characters: str = SPACE) -> Steps[None]:
-        """Reads any number of `characters`."""
+    def skip(self, characters: str = SPACE) -> Steps[int]:
+        """Reads any number of `characters`. Returns how many there were."""
+        count = 0
         while (yield from self.peek()) in characters:
             self._at += 1
+            count += 1
+        return count
+
+    def unread(self, count: int) -> None:
+        """Goes back over the last `count` characters, which are undecided."""
+        self._at -= count
 
     def literal(self, literal: str) -> Steps[bool]:
         """Reads exactly `literal`, markers spelled, if that is what comes."""
@@ -120,6 +127,21 @@ class SectionParser(ABC):
         """Reads `literal`. Raises NoCallError if something else comes."""
         if not (yield from self.literal(literal)):
             raise NoCallError
+
+    def expect_words(self, words: str) -> Steps[None]:
+        """Reads `words`, with any or no white space where it has some."""
+        for word in words.split():
+            yield from self.skip()
+            yield from self.expect(word)
+        if words[-1:] in SPACE:
+            yield from self.skip()
+
+    def ahead(self, literal: str) -> Steps[bool]:
+        """Whether `literal` comes; it is not read by this."""
+        found = yield from self.literal(literal)
+        if found:
+            self.unread(len(self._markers.in_text(literal)))
+        return found
 
     def run(self, pattern: "re.Pattern[str]", most: int) -> Steps[str]:
         """Reads up to `most` characters, of which each one matches `pattern`."""
@@ -150,12 +172,14 @@ class SectionParser(ABC):
         """What follows is more than envelope: it is content if no call comes of it."""
         self._only_envelope = False
 
-    def begin_call(self, name: str) -> None:
-        """A call of the tool `name`. What is undecided before is envelope."""
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """A call of the tool `name`. What is undecided before is envelope. call_id: if the model
+        gives one."""
         self._content.drop()
-        self._open_call = self._calls
-        self._calls += 1
-        call_id = self._new_id(self._open_call, name)
+        self._open_call = len(self._ids)
+        if call_id is None or call_id in self._ids:
+            call_id = self._new_id(self._open_call, name)
+        self._ids.append(call_id)
         self._events.append(CallBegin(self._open_call, call_id, name))
         self._start, self._only_envelope = self._at, True
 
