@@ -43,10 +43,13 @@ def byte_alphabet() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def write_tokenizer(folder: Path, pieces: Sequence[str] = (), chat: bool = True) -> int:
+def write_tokenizer(
+    folder: Path, pieces: Sequence[str] = (), chat: bool = True, added: Sequence[str] = ()
+) -> int:
     """A byte-level tokenizer with whole `pieces` from id 259 on. Returns its vocabulary size.
 
     Pieces are never the outcome of encoding (there are no merges): they are for scripts.
+    added: further added tokens, such as markers of tool calls, behind the pieces.
     """
     alphabet = byte_alphabet()
     vocab = {symbol: byte for byte, symbol in enumerate(alphabet)}
@@ -58,6 +61,7 @@ def write_tokenizer(folder: Path, pieces: Sequence[str] = (), chat: bool = True)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings: dict[str, object] = {
@@ -66,7 +70,7 @@ def write_tokenizer(folder: Path, pieces: Sequence[str] = (), chat: bool = True)
     if chat:
         settings["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return len(vocab)
+    return len(vocab) + len(added)
 
 
 def llama_config(vocab_size: int, **changes: object) -> dict[str, object]:

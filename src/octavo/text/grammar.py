@@ -18,6 +18,8 @@ from octavo.text import json_schema, structural_tag
 
 _MAX_MESSAGE = 300
 _CHECKED = 256  # grammars that are remembered
+# What begins the library's remark that it has not seen which tokens a grammar's ids are.
+_UNCHECKED = "no tokenizer - can't validate <["
 # Where llguidance says in which line and column of its own text an error is.
 _PLACE = re.compile(r"^(?:at|near) \d+\(\d+\): ")
 
@@ -39,10 +41,16 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         raise
     except Exception as error:  # llguidance raises bare Exception for a fault of GBNF
         raise _refused(params.param, str(error)) from error
-    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
-    if messages:  # an error; or what would be ignored
-        raise _refused(params.param, messages[0])
+    check(grammar, params.param)
     return grammar
+
+
+def check(grammar: str, param: str) -> None:
+    """Raise RequestError, which names `param`, for a grammar that cannot be enforced."""
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    problems = [message for message in messages if not message.startswith(_UNCHECKED)]
+    if problems:  # an error; or what would be ignored
+        raise _refused(param, problems[0])
 
 
 def _refused(param: str, message: str) -> RequestError:

@@ -14,6 +14,7 @@ from octavo.text.markers import Markers
 # Any characters; no added token is one.
 _TEXT = r"TEXT: /(.|\n)*/"
 _WHITESPACE = r"WHITESPACE: /[ \t\r\n]{0,40}/"
+_SLASH, _LINE, _LINE_ESCAPE = r"\/", "\n", r"\n"
 
 
 class LarkRules:
@@ -22,6 +23,7 @@ class LarkRules:
     def __init__(self, markers: Markers | None = None) -> None:
         self._markers = markers
         self._lines = [_TEXT, _WHITESPACE]
+        self._others: list[dict[str, Any]] = []
 
     def rule(self, body: str, option: str | None = None) -> str:
         """A new rule; returns its name. option: such as `lazy`."""
@@ -31,8 +33,22 @@ class LarkRules:
 
     def literal(self, text: str) -> str:
         """Exactly `text`; markers that are added tokens are these."""
+        return " ".join(self.literals(text))
+
+    def literals(self, text: str) -> list[str]:
+        """`text` cut at the markers that are added tokens, as an expression for each part."""
         parts = self._markers.parts(text) if self._markers else [text]
-        return " ".join(f"<[{p}]>" if isinstance(p, int) else json.dumps(p) for p in parts)
+        return [f"<[{p}]>" if isinstance(p, int) else json.dumps(p) for p in parts]
+
+    def until(self, end: str) -> str:
+        """Any text, to the end of the first `end` in it."""
+        is_text = len(self.literals(end)) == 1 and self.literal(end).startswith('"')
+        return self.rule(f"TEXT {self.literal(end)}", "lazy" if is_text else None)
+
+    def regex(self, pattern: str) -> str:
+        """What an expression matches."""
+        pattern = json_schema.ascii_classes(pattern)
+        return self.rule(f"/{pattern.replace('/', _SLASH).replace(_LINE, _LINE_ESCAPE)}/")
 
     def json(
         self, schema: Mapping[str, Any], whitespace: str | None = json_schema.WHITESPACE
@@ -41,6 +57,17 @@ class LarkRules:
         options = json_schema.options(whitespace)
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': options})}")
 
+    def other(self, grammar: str) -> str:
+        """What another grammar, in the library's notation, says. Its own rules stay its own."""
+        (found,) = json.loads(grammar)["grammars"]
+        name = f"g{len(self._others)}"
+        self._others.append({**found, "name": name})
+        return self.rule(f"@{name}")
+
     def text(self, start: str) -> str:
-        """The grammar's text, of the expression where it starts."""
+        """The rules' text, of the expression where the grammar starts."""
         return "\n".join([f"start: {start}", *self._lines])
+
+    def grammar(self, start: str) -> str:
+        """The grammar in the library's notation, of the expression where it starts."""
+        return json.dumps({"grammars": [{"lark_grammar": self.text(start)}, *self._others]})

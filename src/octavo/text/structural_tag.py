@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llguidance import LLMatcher
-
 from octavo.errors import RequestError, shown
 from octavo.text import json_schema
+from octavo.text.lark import LarkRules
 
 _MAX_TAGS = 128
-_TEXT = r"TEXT: /(.|\n)*/"
-_SLASH, _LINE, _LINE_ESCAPE = r"\/", "\n", r"\n"
 
 
 def grammar(text: str, param: str) -> str:
@@ -39,8 +36,7 @@ def grammar(text: str, param: str) -> str:
             f"{shown(sorted(tag))}",
             param,
         )
-    lark = "\n".join([f"start: {start}", _TEXT, *rules.lines])
-    return LLMatcher.grammar_from_lark(lark)
+    return rules.lark.grammar(start)
 
 
 def _from_structures(rules: "_Rules", tag: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,10 +53,10 @@ def _from_structures(rules: "_Rules", tag: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Rules:
-    """Lark rules as they are made. param: the field that errors name."""
+    """What the parts of a tag say, as rules. param: the field that errors name."""
 
     param: str
-    lines: list[str] = field(default_factory=list)
+    lark: LarkRules = field(default_factory=LarkRules)
 
     def format(self, node: Any, at: str, depth: int, until: str | None = None) -> str:
         """What stands for a node of the tree in a rule. until: what closes the tag around it."""
@@ -85,10 +81,10 @@ class _Rules:
             owner = next((t for t in bodies if begin.startswith(t)), None)
             if owner is None:
                 raise self.error(place, f"begins with {begin!r}, which none of the triggers starts")
-            rest = f"{_quoted(begin[len(owner) :])} " if begin != owner else ""
+            rest = f"{self.lark.literal(begin[len(owner) :])} " if begin != owner else ""
             bodies[owner].append(rest + self.body(tag, place, depth + 1))
         options = [
-            self.rule(f"{self.rule(f'TEXT {_quoted(trigger)}', 'lazy')} ({' | '.join(found)})")
+            self.lark.rule(f"{self.lark.until(trigger)} ({' | '.join(found)})")
             for trigger, found in bodies.items()
             if found
         ]
@@ -104,13 +100,7 @@ class _Rules:
         end = self.text(tag, "end", at)
         content = self.format(tag["content"], f"{at}.content", depth, end)
         closed = tag["content"].get("type") == "any_text"  # which the text before it contains
-        return content if closed or not end else f"{content} {_quoted(end)}"
-
-    def rule(self, body: str, option: str | None = None) -> str:
-        """A new rule; returns its name."""
-        name = f"r{len(self.lines)}"
-        self.lines.append(f"{name}{f'[{option}]' if option else ''}: {body}")
-        return name
+        return content if closed or not end else f"{content} {self.lark.literal(end)}"
 
     def text(self, node: Any, name: str, at: str) -> str:
         value = node.get(name) if isinstance(node, dict) else None
@@ -141,7 +131,7 @@ _Format = Callable[[_Rules, dict[str, Any], str, int, str | None], str]
 
 def _const_string(rules: _Rules, node: dict[str, Any], at: str, *_: Any) -> str:
     rules.fields(node, at, ("type", "value"), ("value",))
-    return _quoted(rules.text(node, "value", at))
+    return rules.lark.literal(rules.text(node, "value", at))
 
 
 def _json_schema(rules: _Rules, node: dict[str, Any], at: str, *_: Any) -> str:
@@ -152,22 +142,19 @@ def _json_schema(rules: _Rules, node: dict[str, Any], at: str, *_: Any) -> str:
         text = json.dumps(node["json_schema"], allow_nan=False)
     except ValueError as error:
         raise rules.error(f"{at}.json_schema", f"is no JSON: {error}") from None
-    schema = dict(json_schema.load(text, rules.param))
-    schema["x-guidance"] = json_schema.options()
-    return rules.rule(f"%json {json.dumps(schema)}")
+    return rules.lark.json(json_schema.load(text, rules.param))
 
 
 def _regex(rules: _Rules, node: dict[str, Any], at: str, *_: Any) -> str:
     rules.fields(node, at, ("type", "pattern"), ("pattern",))
-    pattern = json_schema.ascii_classes(rules.text(node, "pattern", at))
-    return rules.rule(f"/{pattern.replace('/', _SLASH).replace(_LINE, _LINE_ESCAPE)}/")
+    return rules.lark.regex(rules.text(node, "pattern", at))
 
 
 def _any_text(
     rules: _Rules, node: dict[str, Any], at: str, depth: int, until: str | None
 ) -> str:  # fmt: skip
     rules.fields(node, at, ("type",), ())
-    return rules.rule(f"TEXT {_quoted(until)}", "lazy") if until else rules.rule("TEXT")
+    return rules.lark.until(until) if until else rules.lark.rule("TEXT")
 
 
 def _sequence(
@@ -197,7 +184,7 @@ def _or(rules: _Rules, node: dict[str, Any], at: str, depth: int, until: str | N
 
 
 def _tag(rules: _Rules, node: dict[str, Any], at: str, depth: int, _: str | None) -> str:
-    return f"{_quoted(rules.text(node, 'begin', at))} {rules.body(node, at, depth + 1)}"
+    return f"{rules.lark.literal(rules.text(node, 'begin', at))} {rules.body(node, at, depth + 1)}"
 
 
 def _triggered_tags(rules: _Rules, node: dict[str, Any], at: str, depth: int, _: str | None) -> str:
@@ -212,7 +199,7 @@ def _separated_tags(rules: _Rules, node: dict[str, Any], at: str, depth: int, _:
     tags = rules.several(node["tags"], f"{at}.tags")
     options = [_tag(rules, tag, f"{at}.tags[{i}]", depth + 1, None) for i, tag in enumerate(tags)]
     one = f"({' | '.join(options)})"
-    separator = _quoted(rules.text(node, "separator", at))
+    separator = rules.lark.literal(rules.text(node, "separator", at))
     several = one if node.get("stop_after_first") else f"{one} ({separator} {one})*"
     return several if node.get("at_least_one") else f"({several})?"
 
@@ -228,7 +215,3 @@ _FORMATS: Mapping[str, _Format] = {
     "triggered_tags": _triggered_tags,
     "tags_with_separator": _separated_tags,
 }
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)

@@ -1,0 +1,237 @@
+"""What an answer may be, said once: from it come the grammar that limits it and its parser.
+
+An answer is reasoning, where the model thinks, then tool calls, a text of the form that
+`structured_outputs` asks for, or any text. How calls are written is in `octavo.text.tools`, the
+markers of reasoning are in `octavo.text.reasoning`; applying a grammar is the engine's part.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from octavo.constraints import Sections
+from octavo.errors import RequestError, shown
+from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text import json_schema
+from octavo.text.answer import Content, Event, Parser
+from octavo.text.grammar import check, grammar_of
+from octavo.text.lark import LarkRules
+from octavo.text.markers import Markers
+from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools.base import MAX_CALLS, Tool, ToolFormat
+
+MAX_TOOLS = 512
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_CHECKED = 1024  # schemas of tools that are remembered
+
+Choice = Literal["none", "auto", "required"]
+
+
+class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request's answers may be.
+
+    tools: those that the model is told of. choice: whether it may call some (`auto`), must, or
+    must not, and then nothing is read as a call. named: the one tool that it must call, once.
+    parallel: whether an answer may have more than one call. format: how the model writes calls.
+    structured: the form of an answer that has no calls.
+
+    Raises RequestError for tools, a choice or a format that cannot be.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: Choice = "none"
+    named: str | None = None
+    parallel: bool = True
+    format: ToolFormat | None = None
+    structured: StructuredOutputsParams | None = None
+
+    def __post_init__(self) -> None:
+        _check_names(self.tools)
+        names = [tool.name for tool in self.tools]
+        if self.named is not None and self.named not in names:
+            raise RequestError(
+                f"tool_choice names {shown(self.named)}, which is none of the tools "
+                f"{shown(names)}",
+                "tool_choice",
+            )  # fmt: skip
+        if self.choice != "none" and not names:
+            raise RequestError(f"tool_choice {self.choice!r} needs tools", "tool_choice")
+        if self.choice != "none" and self.format is None:
+            raise RequestError(
+                "this model's chat template has no known format of tool calls: name one with "
+                "--tool-call-parser, or set tool_choice to 'none'",
+                "tools",
+            )
+
+    def grammar(self, tokenizer: Tokenizer) -> str | None:
+        """Of the whole answer or of its `sections`, in the library's notation; None if nothing
+        limits it. Raises RequestError for what cannot be enforced."""
+        calls = self._calls
+        if calls is None:
+            return None if self.structured is None else grammar_of(self.structured)
+        rules = LarkRules(calls.markers(tokenizer))
+        if self._forced:
+            return _checked(rules, self._alternatives)
+        if self.sections(tokenizer) is not None:
+            return _checked(rules, calls.after_trigger)
+        return _checked(rules, calls.in_text) if calls.format.begin else None
+
+    def sections(self, tokenizer: Tokenizer) -> Sections | None:
+        """Where the grammar holds, if that is not everywhere: behind the token that begins calls,
+        in an answer that is free otherwise."""
+        calls = self._calls
+        if calls is None or self._forced:
+            return None
+        trigger = calls.trigger(calls.markers(tokenizer))
+        return None if trigger is None else Sections((trigger,), repeats=self.parallel)
+
+    def markers(self, tokenizer: Tokenizer) -> Markers | None:
+        """Those that `parser` needs to see in the text; None if it needs none."""
+        calls = self._calls
+        return None if calls is None else calls.markers(tokenizer)
+
+    def parser(self, tokenizer: Tokenizer) -> Parser:
+        """Of the text of one answer, with `markers` as characters."""
+        calls = self._calls
+        if calls is None:
+            return PlainText()
+        by_name = {tool.name: tool for tool in calls.tools}
+        return calls.format.parser(by_name, calls.markers(tokenizer))
+
+    @property
+    def _calls(self) -> "_Calls | None":
+        """None if an answer has no calls."""
+        if self.choice == "none" or self.format is None:
+            return None
+        if self.named is None:
+            return _Calls(self.format, self.tools, self.parallel)
+        return _Calls(self.format, [t for t in self.tools if t.name == self.named], False)
+
+    @property
+    def _forced(self) -> bool:
+        """Whether an answer is either calls alone or a text of a given form."""
+        return self.choice == "required" or self.structured is not None
+
+    def _alternatives(self, rules: LarkRules) -> str:
+        calls = self._calls
+        assert calls is not None, "an answer without calls is a text of the form"
+        if self.choice == "required" or self.structured is None:
+            return calls.alone(rules)
+        return f"({calls.alone(rules)} | {rules.other(grammar_of(self.structured))})"
+
+
+class PlainText:
+    """The parser of a text that is nothing but content."""
+
+    def feed(self, text: str) -> list[Event]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+class _Calls:
+    """The calls that an answer may have, as expressions of a grammar."""
+
+    def __init__(self, format_: ToolFormat, tools: Sequence[Tool], parallel: bool) -> None:
+        self.format, self.tools = format_, tools
+        self.most = MAX_CALLS if parallel else 1
+
+    def markers(self, tokenizer: Tokenizer) -> Markers:
+        return Markers(tokenizer, self.format.markers)
+
+    def trigger(self, markers: Markers) -> int | None:
+        """The token that begins a section, if one does."""
+        first, *_ = [*markers.parts(self.format.begin), ""]
+        return first if isinstance(first, int) else None
+
+    def alone(self, rules: LarkRules) -> str:
+        """One call or more, and nothing else."""
+        one = rules.rule(f"{self._literal(rules, self.format.begin)}{self._section(rules)}")
+        if self.format.several or self.most == 1:
+            return one
+        another = rules.rule(f"{self._literal(rules, self.format.separator)}{one}")
+        return f"{one} {another}{{0,{self.most - 1}}}"
+
+    def after_trigger(self, rules: LarkRules) -> str:
+        """A section, without the token that begins it."""
+        _, *rest = rules.literals(self.format.begin)
+        return " ".join([*rest, self._section(rules)])
+
+    def in_text(self, rules: LarkRules) -> str:
+        """Any text, in which what spells the beginning of a section begins one."""
+        one = rules.rule(f"{rules.until(self.format.begin)} {self._section(rules)}")
+        return f"({one} | TEXT)" if self.most == 1 else f"{one}{{0,{self.most}}} TEXT"
+
+    def _section(self, rules: LarkRules) -> str:
+        tools = [_enforceable(tool) for tool in self.tools]
+        return self.format.section(rules, tools, self.most if self.format.several else 1)
+
+    def _literal(self, rules: LarkRules, text: str) -> str:
+        return f"{rules.literal(text)} " if text else ""
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools must be at most {MAX_TOOLS}, not {len(tools)}", "tools")
+    for tool in tools:
+        if not _NAME.fullmatch(tool.name):
+            raise RequestError(
+                f"a tool is called {shown(tool.name)}; a name has 1 to 64 of the characters "
+                "a-z A-Z 0-9 _ . -",
+                "tools",
+            )
+    name, count = Counter(tool.name for tool in tools).most_common(1)[0] if tools else ("", 1)
+    if count > 1:
+        raise RequestError(f"{count} tools are called {name!r}; each needs its own name", "tools")
+
+
+def _checked(rules: LarkRules, expression: Callable[[LarkRules], str]) -> str:
+    """The grammar that starts with an expression. Raises RequestError."""
+    grammar = rules.grammar(expression(rules))
+    if (problem := _problem(grammar, "tools")) is not None:
+        raise RequestError(problem, "tools")
+    return grammar
+
+
+@lru_cache(_CHECKED)
+def _problem(grammar: str, param: str) -> str | None:
+    """Why a grammar cannot be enforced."""
+    try:
+        check(grammar, param)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def _enforceable(tool: Tool) -> Tool:
+    """The tool, with its schema as a grammar takes it. Raises RequestError."""
+    if not tool.strict:
+        return tool
+    schema, problem = _loaded(json.dumps(tool.schema))
+    if schema is None:
+        raise RequestError(
+            f"tools: {shown(tool.name)}: {problem}; with strict: false its arguments may be any "
+            "JSON object",
+            "tools",
+        )
+    return msgspec.structs.replace(tool, parameters=schema)
+
+
+@lru_cache(_CHECKED)
+def _loaded(text: str) -> tuple[Mapping[str, Any] | None, str]:
+    """A schema of arguments, checked; or None and why it cannot be enforced."""
+    try:
+        schema = json_schema.load(text, "parameters")
+        if schema["type"] != "object":
+            return None, f"parameters must be of type 'object', not {shown(schema['type'])}"
+        rules = LarkRules()
+        check(rules.grammar(rules.json(schema)), "parameters")
+    except RequestError as error:
+        return None, str(error)
+    return schema, ""
