@@ -28,11 +28,11 @@ _VALUES = ("type", "enum", "const", "required", "minProperties", "maxProperties"
            "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$ref", "$dynamicRef",
            "$recursiveRef")  # fmt: skip
 # They say something to people or to programs, and nothing about which documents are valid.
-_ANNOTATIONS = ("title", "description", "default", "example", "examples", "deprecated", "readOnly",
+ANNOTATIONS = ("title", "description", "default", "example", "examples", "deprecated", "readOnly",
                 "writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$dynamicAnchor",
                 "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema",
                 "discriminator", "externalDocs", "xml", "strict")  # fmt: skip
-_KEYWORDS = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS))
+_KEYWORDS = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *ANNOTATIONS))
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\r\n\f\v"}
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -180,10 +180,10 @@ class _Finite:
         self._finite: set[str] = set()
         parts = [part for _, part in _schemas(schema, "")]
         self._targets = {
-            ref: target
+            ref: found
             for part in parts
             if isinstance(ref := part.get("$ref"), str)
-            and (target := _target(schema, ref)) is not None
+            and (found := target(schema, ref)) is not None
         }
 
     def holds(self) -> bool:
@@ -235,7 +235,7 @@ class _Finite:
         return not all(map(self._is_finite, needed))
 
 
-def _target(schema: dict[str, Any], ref: str) -> Any:
+def target(schema: Mapping[str, Any], ref: str) -> Any:
     """What a reference within the schema points to; None where that is nothing."""
     if ref == "#":
         return schema

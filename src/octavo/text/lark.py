@@ -5,7 +5,8 @@ their ids. What a rule says is the caller's part.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.text import json_schema
@@ -14,7 +15,7 @@ from octavo.text.markers import Markers
 # Any characters; no added token is one.
 _TEXT = r"TEXT: /(.|\n)*/"
 _WHITESPACE = r"WHITESPACE: /[ \t\r\n]{0,40}/"
-_SLASH, _LINE, _LINE_ESCAPE = r"\/", "\n", r"\n"
+_ANY = r"(.|\n)*"
 
 
 class LarkRules:
@@ -47,8 +48,7 @@ class LarkRules:
 
     def regex(self, pattern: str) -> str:
         """What an expression matches."""
-        pattern = json_schema.ascii_classes(pattern)
-        return self.rule(f"/{pattern.replace('/', _SLASH).replace(_LINE, _LINE_ESCAPE)}/")
+        return self.rule(f"/{_slashed(json_schema.ascii_classes(pattern))}/")
 
     def json(
         self, schema: Mapping[str, Any], whitespace: str | None = json_schema.WHITESPACE
@@ -64,6 +64,29 @@ class LarkRules:
         self._others.append({**found, "name": name})
         return self.rule(f"@{name}")
 
+    def matching(self, every: Iterable[str], none: Iterable[str] = ()) -> str:
+        """Text that each expression of `every` matches as a whole, and none of `none`; any text
+        where there are none."""
+        # What a complement alone leaves has texts that are no UTF-8, too.
+        parts = [*(f"/{_slashed(one)}/" for one in [*every] or [_ANY])]
+        parts += [f"~/{_slashed(one)}/" for one in none]
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {' & '.join(parts)}")
+        return name
+
+    def text_before(
+        self, end: str, every: Iterable[str] = (), none: Iterable[str] = (), before: str = ""
+    ) -> str:
+        """Text as of `matching` in which the marker `end` is not, then `before` and `end`."""
+        if self._markers is not None and end in self._markers.token_ids:
+            text = self.matching(every, none)
+            if before:  # the text is the longest that there is: `before` is part of it
+                self._lines.append(f"{text}B: {text} {json.dumps(before)}")
+                text += "B"
+            return f"{text} {self.literal(end)}"
+        text = self.matching(every, [*none, f"{_ANY}{re.escape(end)}{_ANY}"])
+        return self.rule(text, f"suffix={json.dumps(before + end)}")
+
     def text(self, start: str) -> str:
         """The rules' text, of the expression where the grammar starts."""
         return "\n".join([f"start: {start}", *self._lines])
@@ -71,3 +94,12 @@ class LarkRules:
     def grammar(self, start: str) -> str:
         """The grammar in the library's notation, of the expression where it starts."""
         return json.dumps({"grammars": [{"lark_grammar": self.text(start)}, *self._others]})
+
+
+def _slashed(pattern: str) -> str:
+    """An expression as it stands between slashes."""
+    return re.sub(r"\\(.)|/|\n", lambda found: _between_slashes(found[0]), pattern, flags=re.DOTALL)
+
+
+def _between_slashes(piece: str) -> str:
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(piece, piece)

@@ -38,6 +38,7 @@ class NoTokens:
         self.added_tokens = {1000 + i: Token(word) for i, word in enumerate(words)}
         self.special_ids = frozenset(self.added_tokens)
         self._ids = {word: 1000 + i for i, word in enumerate(words)}
+        self.special_ids = frozenset(self.added_tokens)
 
     def token_id(self, text: str) -> int | None:
         return self._ids.get(text)

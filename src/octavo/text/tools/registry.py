@@ -6,12 +6,18 @@ from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.text.tools.granite import Granite
 from octavo.text.tools.hermes import Hermes
 from octavo.text.tools.kimi_k2 import KimiK2
+from octavo.text.tools.lfm2 import Lfm2
 from octavo.text.tools.llama3 import Llama3Json
+from octavo.text.tools.llama4_pythonic import Llama4Pythonic
 from octavo.text.tools.mistral import Mistral, MistralList, MistralWithIds
+from octavo.text.tools.olmo3 import Olmo3
 from octavo.text.tools.phi4_mini import Phi4MiniJson
+from octavo.text.tools.pythonic import Pythonic
 
 # The first whose template matches is taken. Formats of one name are layouts of one family.
 FORMATS: tuple[ToolFormat, ...] = (
+    Lfm2(),
+    Olmo3(),
     Hermes(),
     Llama3Json(),
     Mistral(),
@@ -22,6 +28,8 @@ FORMATS: tuple[ToolFormat, ...] = (
     DeepSeekV3(),
     DeepSeekV31(),
     KimiK2(),
+    Llama4Pythonic(),
+    Pythonic(),
 )
 
 

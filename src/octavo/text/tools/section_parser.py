@@ -143,6 +143,47 @@ class SectionParser(ABC):
             self.unread(len(self._markers.in_text(literal)))
         return found
 
+    def upto(self, words: Sequence[str], take: Callable[[str], None]) -> Steps[None]:
+        """Reads up to the first of `words`, markers spelled, and that too. `take` is told the text
+        before it as it comes."""
+        expected = sorted(map(self._markers.in_text, words), key=len, reverse=True)
+        end = re.compile("|".join(map(re.escape, expected)))
+        while True:
+            found = end.search(self._text, self._at)
+            stop = found.start() if found else len(self._text) - self._held_back(expected)
+            text, self._at = self._text[self._at : stop], found.end() if found else stop
+            if text:
+                take(self._markers.spelled(text))
+            if found:
+                return
+            yield from self.more()
+
+    def here(self, pattern: "re.Pattern[str]") -> str:
+        """Reads what `pattern` matches of the text that has come."""
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return self._markers.spelled(found[0])
+
+    def after(self, count: int) -> Steps[str]:
+        """The character `count` behind the next one, which is not read by this."""
+        while self._at + count >= len(self._text):
+            yield from self.more()
+        return self._text[self._at + count]
+
+    def advance(self, count: int) -> None:
+        """Reads characters that `after` has shown."""
+        self._at += count
+
+    def spelled(self, text: str) -> str:
+        return self._markers.spelled(text)
+
+    @property
+    def first(self) -> bool:
+        """Whether a section that begins now is the first of the answer, without content before."""
+        return self._content.blank and not self._ids
+
     def run(self, pattern: "re.Pattern[str]", most: int) -> Steps[str]:
         """Reads up to `most` characters, of which each one matches `pattern`."""
         found = ""
@@ -226,16 +267,17 @@ class SectionParser(ABC):
                 self.reject()
                 self._at = found.end()
                 return True
-            self._at = len(self._text) - (0 if self._closed else self._held_back())
+            self._at = len(self._text) - (0 if self._closed else self._held_back(self._begins))
             self.reject()
             if self._closed:
                 return False
             yield
 
-    def _held_back(self) -> int:
-        """How many characters at the end of the text may be the beginning of a section's."""
-        for length in range(min(len(self._begins[0]) - 1, len(self._text) - self._start), 0, -1):
-            if any(begin.startswith(self._text[-length:]) for begin in self._begins):
+    def _held_back(self, words: Sequence[str]) -> int:
+        """How many characters at the end of the text, of those that are not read, may be the
+        beginning of one of `words`, the longest first."""
+        for length in range(min(len(words[0]) - 1, len(self._text) - self._at), 0, -1):
+            if any(word.startswith(self._text[-length:]) for word in words):
                 return length
         return 0
 
@@ -257,22 +299,22 @@ class _ContentBuffer:
     def __init__(self, lead: str) -> None:
         self._lead = lead
         self._held = ""
-        self._blank = True  # so far, or since the last call
+        self.blank = True  # so far, or since the last call
         self._after_call = False
 
     def add(self, text: str) -> str:
         """More content. Returns what of it can be handed on."""
         text = self._held + text
-        self._blank = self._blank and not text.strip(SPACE)
+        self.blank = self.blank and not text.strip(SPACE)
         keeps_lead = bool(self._lead) and text.endswith(self._lead)
-        kept = len(text) if self._blank else len(self._lead) if keeps_lead else 0
+        kept = len(text) if self.blank else len(self._lead) if keeps_lead else 0
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
     def drop(self) -> None:
         """A call begins: what is held back is envelope."""
-        self._held, self._blank, self._after_call = "", True, True
+        self._held, self.blank, self._after_call = "", True, True
 
     def finish(self) -> str:
         """What is held back and yet content."""
-        return "" if self._after_call and self._blank else self._held
+        return "" if self._after_call and self.blank else self._held

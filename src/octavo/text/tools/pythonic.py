@@ -1,0 +1,239 @@
+"""Calls as Python writes them: `[f(a=1, b="x"), g()]`. Llama 3.2's small models and ToolACE.
+
+What stands around the list is the format's part. A string ends at a quote that something follows
+which may follow a string: some models do not escape quotes, nor line breaks.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from octavo.text.answer import Parser
+from octavo.text.lark import LarkRules
+from octavo.text.markers import Markers
+from octavo.text.tools import json_text
+from octavo.text.tools.base import Call, Tool, ToolFormat
+from octavo.text.tools.literals import LiteralParser, Literals, Notation
+from octavo.text.tools.parameters import Parameters, Schema, says
+from octavo.text.tools.section_parser import SPACE, NoCallError, Steps
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]")
+_KEY = re.compile(r"[^=,()\[\]{}'\"\s]")
+_MAX_KEY = 200
+_OTHER_KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}="
+_QUOTES = ('"""', "'''", '"', "'")
+_PLAIN = re.compile(r"[^'\"\\]+")
+_MAX_SPACE = 200  # behind a quote
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0",
+            "\\": "\\", "'": "'", '"': '"', "\n": ""}  # fmt: skip
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+_HEX = re.compile("[0-9a-fA-F]")
+_SINGLE_QUOTED = r"'([^'\\\n]|\\[\\'\"nrt])*'"
+
+
+def _string_rule(rules: LarkRules, schema: Schema, parameters: Parameters) -> str:
+    text = rules.json(parameters.part({**schema, "type": "string"}))
+    free = not says(schema) & {"minLength", "maxLength", "pattern", "format"}
+    return f"{text} | {rules.matching([_SINGLE_QUOTED])}" if free else text
+
+
+NOTATION = Notation(
+    words={True: "True", False: "False", None: "None"},
+    string=json_text.string,
+    key=json_text.string,
+    comma=", ",
+    colon=": ",
+    string_rule=_string_rule,
+)
+
+
+class PythonicFormat(ToolFormat):
+    """A format whose sections are `begin`, calls with `opening` before and `closing` behind.
+
+    between: two calls. end: closes a section for the parser. bare: whether an answer may begin with
+    a list that nothing opens.
+    """
+
+    several = True
+    opening: str = "["
+    closing: str = "]"
+    between: str = ", "
+    end: str = ""
+    bare: bool = False
+
+    def section(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        if self.begin:
+            first = rules.literal(self.opening)
+            call = rules.rule(" | ".join(self._call(rules, tool, first=False) for tool in tools))
+            parts = [first, call]
+        else:
+            parts = [rules.rule(" | ".join(self._call(rules, tool, first=True) for tool in tools))]
+        if most > 1:
+            if not self.begin:
+                others = (self._call(rules, tool, first=False) for tool in tools)
+                call = rules.rule(" | ".join(others))
+            parts.append(f"({rules.literal(self.between)} {call}){{0,{most - 1}}}")
+        return " ".join([*parts, rules.literal(self.closing)])
+
+    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str:
+        if self.begin:
+            return super().text_without_calls(rules, tools)
+        return rules.matching([], [f"{self._opening(tools)}(.|\n)*"])
+
+    def _opening(self, tools: Sequence[Tool]) -> str:
+        """An expression of what opens a list that nothing else opens, up to the arguments."""
+        names = "|".join(re.escape(tool.name) for tool in tools)
+        return rf"[ \n]{{0,8}}{re.escape(self.opening)}({names})\("
+
+    def _call(self, rules: LarkRules, tool: Tool, first: bool) -> str:
+        """first: it is the first of a list that nothing opens, which begins with one terminal, as
+        text that is no call may have the same beginning."""
+        begin = rules.matching([self._opening([tool])]) if first else rules.literal(f"{tool.name}(")
+        parameters = Parameters(tool).enforced()
+        for name in parameters.listed:
+            if not name or not all(_KEY.fullmatch(letter) for letter in name):
+                raise parameters.error("properties", f"called {name!r}")
+        literals = Literals(rules, NOTATION, parameters)
+        other = rules.matching([_OTHER_KEY])
+        return f"{begin} {literals.arguments(parameters, '{}='.format, other)} {rules.literal(')')}"
+
+    def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:
+        return PythonicParser(self, tools, markers)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        body = self.between.join(map(_written, calls))
+        return f"{self.begin}{self.opening}{body}{self.closing}"
+
+
+def _written(call: Call) -> str:
+    pairs = (f"{name}={NOTATION.write(value)}" for name, value in call.arguments.items())
+    return f"{call.name}({', '.join(pairs)})"
+
+
+class Pythonic(PythonicFormat):
+    name = "pythonic"
+    bare = True
+
+    def matches(self, template: str) -> bool:
+        words = ("python list", "[func_name1(", "tool_call.name + '('")
+        return any(word in template for word in words)
+
+
+class PythonicParser(LiteralParser):
+    """See the module. layout: of the sections."""
+
+    def __init__(self, layout: PythonicFormat, tools: Mapping[str, Tool], markers: Markers) -> None:
+        begins = [word for word in (layout.begin, "[" if layout.bare else "") if word]
+        super().__init__(begins, "", tools, markers, layout.new_id)
+        self._opening, self._end = layout.opening.strip(), layout.end
+        self._closing = layout.closing.replace(layout.end, "").strip() if layout.end else "]"
+
+    def section(self, begin: str) -> Steps[None]:
+        bare = begin == "["
+        if bare:
+            self.body()
+            if not self.first:
+                raise NoCallError
+        yield from self.skip()
+        self.body()
+        if self._opening and not bare:
+            yield from self.expect(self._opening)
+            yield from self.skip()
+        yield from self._call()
+        yield from self.skip(SPACE + ",")
+        closing = "]" if bare else self._closing or self._end
+        while not (yield from self.literal(closing)):
+            self.body()
+            yield from self._call()
+            yield from self.skip(SPACE + ",")
+        if closing != self._end and self._end and not bare:
+            yield from self.skip()
+            yield from self.expect(self._end)
+
+    def _call(self) -> Steps[None]:
+        name = yield from self.run(_NAME, 64)
+        yield from self.expect("(")
+        if name not in self.tools:
+            raise NoCallError
+        self.begin_call(name)
+        yield from self.skip()
+        count = 0
+        while not (yield from self.literal(")")):
+            if count:
+                yield from self.expect(",")
+                yield from self.skip()
+                if (yield from self.literal(")")):
+                    break
+            yield from self._argument("{" if not count else ", ")
+            count += 1
+        self.arguments("}" if count else "{}")
+        self.end_call()
+
+    def _argument(self, before: str) -> Steps[None]:
+        key = yield from self.run(_KEY, _MAX_KEY)
+        yield from self.skip()
+        yield from self.expect("=")
+        if not key:
+            raise NoCallError
+        yield from self.skip()
+        self.arguments(f"{before}{json_text.string(self.spelled(key))}: ")
+        yield from self.value()
+        yield from self.skip()
+
+    def string(self, take: Callable[[str], None]) -> Steps[bool]:
+        quote = yield from self._quote()
+        if not quote:
+            return False
+        take('"')
+        while True:
+            letter = yield from self.peek()
+            if letter == "\\":
+                yield from self._escape(take)
+            elif letter == quote[0] and (yield from self._ends(quote)):
+                yield from self.expect(quote)
+                take('"')
+                return True
+            elif letter in "'\"":
+                yield from self.expect(letter)
+                take(json_text.string(letter)[1:-1])
+            else:
+                take(json_text.string(self.here(_PLAIN))[1:-1])
+
+    def _quote(self) -> Steps[str]:
+        first = yield from self.peek()
+        if first not in ("'", '"'):
+            return ""
+        count = 1
+        while count < 3 and (yield from self.after(count)) == first:
+            count += 1
+        quote = first * (3 if count == 3 else 1)
+        yield from self.expect(quote)
+        return quote
+
+    def _ends(self, quote: str) -> Steps[bool]:
+        """Whether the quote that comes next ends the string."""
+        for place in range(1, len(quote)):
+            if (yield from self.after(place)) != quote[0]:
+                return False
+        for place in range(len(quote), _MAX_SPACE):
+            letter = yield from self.after(place)
+            if letter not in SPACE:
+                return letter in ",)]}:"
+        return True
+
+    def _escape(self, take: Callable[[str], None]) -> Steps[None]:
+        letter = yield from self.after(1)
+        digits = _DIGITS.get(letter, 0)
+        code = ""
+        for place in range(2, 2 + digits):
+            digit = yield from self.after(place)
+            if not _HEX.fullmatch(digit):
+                break
+            code += digit
+        if digits and len(code) == digits and int(code, 16) < 0x110000:
+            found, length = chr(int(code, 16)), 2 + digits
+        elif letter in _ESCAPES:
+            found, length = _ESCAPES[letter], 2
+        else:  # Python's rule for an escape that is none
+            found, length = "\\", 1
+        self.advance(length)
+        take(json_text.string(found)[1:-1])
