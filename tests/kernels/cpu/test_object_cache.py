@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,3 +180,59 @@ def test_without_a_folder_each_compiles_for_itself(tmp_path):
     for file in (None, tmp_path / "file" / "k.o"):
         with object_cache.compiling(file):
             pass
+
+
+LINKED = """
+import ctypes, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import llvmlite.binding as llvm
+from octavo.kernels.cpu import object_cache
+from tests import address_space
+
+threads, scattered = int(sys.argv[1]), sys.argv[2] == "scattered"
+llvm.initialize_native_target()
+llvm.initialize_native_asmprinter()
+machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+
+def compiled(name):  # adds 0.5 two thousand times: more code than a page holds, and a constant
+    body = "".join(f"%x{i + 1} = fadd double %x{i}, 0.5\\n" for i in range(2000))
+    text = f"define double @{name}(double %x0) {{\\n{body}ret double %x2000\\n}}"
+    return machine.emit_object(llvm.parse_assembly(text))
+
+create = llvm.create_mcjit_compiler
+
+def create_slowly(*arguments, **options):  # for each thread to find that there is none yet
+    time.sleep(0.1)
+    return create(*arguments, **options)
+
+llvm.create_mcjit_compiler = create_slowly
+codes = [compiled(f"f{i}") for i in range(8)]
+together = threading.Barrier(threads)
+if scattered:
+    address_space.scatter()
+
+def link(i):
+    together.wait()
+    return object_cache.link(codes[i], f"f{i}")
+
+with ThreadPoolExecutor(threads) as pool:
+    addresses = list(pool.map(link, range(8)))
+function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)
+print([function(address)(i) for i, address in enumerate(addresses)])
+"""
+
+
+def linked_and_called(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", LINKED, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str([1000.0 + i for i in range(8)])
+
+
+def test_threads_link_at_once():
+    linked_and_called("8", "roomy")
+
+
+def test_code_and_its_constants_stay_together_where_memory_is_scattered():
+    linked_and_called("1", "scattered")

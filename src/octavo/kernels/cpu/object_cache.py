@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -128,25 +129,33 @@ def _say_not_kept(reason: str) -> None:
     _logger.warning("compiled kernels are not kept for the next start: %s", reason)
 
 
+_linking = threading.Lock()
+
+
 def link(code: bytes, name: str) -> Address:
     """Load object code into this process; returns the address of function `name`."""
     import llvmlite.binding as llvm
 
     file = llvm.ObjectFileRef.from_data(code)
-    engine = _engine()
-    engine.add_object_file(file)
-    engine.finalize_object()
-    return Address(engine.get_function_address(name))
+    with _linking:  # the engine is one, and a second one would be freed with what it has linked
+        engine = _engine()
+        engine.add_object_file(file)
+        engine.finalize_object()
+        return Address(engine.get_function_address(name))
 
 
 @lru_cache(maxsize=1)
 def _engine() -> Any:
+    """The engine that holds all linked code, for as long as this process lives."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine()
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # Code reaches its constants within 2 GiB. LLVM's own memory manager allocates each section
+    # where there is room: between the libraries or beyond them, which may be further apart than
+    # that (CUDA's are). llvmlite's allocates the sections of an object side by side.
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
 
 
 @lru_cache(maxsize=1)
