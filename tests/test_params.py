@@ -12,12 +12,13 @@ from octavo.errors import RequestError, RequestTypeError
 from octavo.params import RequestOutputKind, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
-INTEGERS = ("n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")
+INTEGERS = ("n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs",
+            "thinking_token_budget")  # fmt: skip
 REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
          "repetition_penalty")  # fmt: skip
 FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
 LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
-OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", *LISTS)
+OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget", *LISTS)
 
 
 def refused(**values):
@@ -60,6 +61,7 @@ def test_every_field_is_tested_here():
         ("seed", [0, -1, 42, 2**63 - 1, -(2**63)], [2**63, -(2**63) - 1]),
         ("max_tokens", [1, 2**31, 2**63 - 1], [0, -1, 2**63]),
         ("min_tokens", [0, 16], [-1]),
+        ("thinking_token_budget", [0, 1024, 2**63 - 1], [-1, 2**63]),
         ("logprobs", [0, 1, 20], [-1, 21]),
         ("prompt_logprobs", [0, 1, 20], [-1, 21]),
     ],

@@ -91,6 +91,8 @@ class SamplingParams:
     bad_words: texts that must not appear, with and without a leading space.
     structured_outputs: the form that the text must have (`StructuredOutputsParams`, or an object
         of its fields).
+    thinking_token_budget: reasoning tokens after which the model's end marker is forced; markers do
+        not count. 0: no reasoning; None: no limit. For models that mark their reasoning.
     detokenize: False leaves `text` empty and allows no stop strings.
 
     Raises RequestTypeError or RequestError, naming the field, the value and what would be valid.
@@ -117,6 +119,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -152,7 +155,8 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _real("repetition_penalty", self.repetition_penalty, 0.0, 1e10, open_low=True)
         _integer("min_tokens", self.min_tokens, 0, _INT64 - 1)
-        for name, low in (("seed", -_INT64), ("max_tokens", 1)):
+        lowest = {"seed": -_INT64, "max_tokens": 1, "thinking_token_budget": 0}
+        for name, low in lowest.items():
             if (value := getattr(self, name)) is not None:
                 _integer(name, value, low, _INT64 - 1)
         for name in ("logprobs", "prompt_logprobs"):

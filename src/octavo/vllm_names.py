@@ -483,7 +483,7 @@ _SAMPLING = [
     *_supported(S, """n presence_penalty frequency_penalty repetition_penalty temperature top_p
         top_k min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs
         prompt_logprobs detokenize skip_special_tokens include_stop_str_in_output output_kind
-        logit_bias allowed_token_ids bad_words structured_outputs"""),
+        logit_bias allowed_token_ids bad_words structured_outputs thinking_token_budget"""),
     *_no_effect(S, "special tokens are written as they are spelled, without spaces of their own",
                 spaces_between_special_tokens=(True,)),
     *_any_value(S, "a value is frozen, so that it is never copied", "skip_clone"),
@@ -500,7 +500,6 @@ _SAMPLING = [
     *_refused(S, Why("outputs come at every step", "leave it out"), stream_interval=1),
     *_refused(S, Why("cached prefixes never change an answer", "leave it out"),
               skip_reading_prefix_cache=False),
-    *_refused(S, _REASONING, thinking_token_budget=None),
     *_refused(S, _REPETITION, repetition_detection=None),
     *_refused(S, _WATERMARK, watermarking=False),
     *_refused(S, Why("it is internal to vLLM", "leave it out"), output_text_buffer_length=0),

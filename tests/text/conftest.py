@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from tests import kit
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from octavo.log import cache_dir
+from octavo.text.matcher import Grammars
 from octavo.text.tokenizer import Tokenizer as OctavoTokenizer
 from octavo.text.tokenizer import load_tokenizer
 
@@ -182,3 +184,13 @@ def smollm2_reference(smollm2: Path) -> Any:
     architecture, described, settings = get_gguf_tokenizer(str(smollm2))
     backend, _ = convert_gguf_tokenizer(architecture, described)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory):
+    """Over a head of 300 rows, of which some have no token: bytes, a few words, added tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    kit.write_tokenizer(folder, ["yes", '{"', '": '])
+    found = Grammars(lambda: load_tokenizer(folder), 300, [kit.EOS])
+    yield found
+    found.close()

@@ -9,19 +9,8 @@ from tests import kit
 from octavo.errors import EngineError, RequestError
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.grammar import grammar_of
-from octavo.text.matcher import Grammars
-from octavo.text.tokenizer import load_tokenizer
 
 VOCAB = 300  # of a head with rows that no token stands for
-
-
-@pytest.fixture(scope="module")
-def grammars(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    kit.write_tokenizer(folder, ["yes", '{"', '": '])
-    found = Grammars(lambda: load_tokenizer(folder), VOCAB, [kit.EOS])
-    yield found
-    found.close()
 
 
 def matcher(grammars, stop_ids=(), **form):

@@ -17,8 +17,14 @@ class Constraint(Protocol):
         """Whether no token can follow: the choice ends here."""
         ...
 
-    def mask(self) -> TokenMask:
-        """Of the next token; the same object until the choice gains one."""
+    def mask(self) -> TokenMask | None:
+        """Of the next token, None for any; the same object until the choice gains a token."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether `mask` most likely stays the same object when the choice gains a token, so that
+        later tokens may be drawn with it. Those that follow one which changes it do not count."""
         ...
 
     def advance(self, token_id: int) -> None:

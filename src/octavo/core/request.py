@@ -189,8 +189,8 @@ class Request:
         """
         coming = self.num_computed + 1  # tokens, with those that plans in flight draw
         most = min(self.num_prompt_tokens + self.max_tokens, max_model_len)
-        if self.constraint is not None:  # which needs every token before it says what may follow
-            return False
+        if self.constraint is not None and not self.constraint.steady:
+            return False  # it needs every token before it says what may follow
         return coming < most and (not self.prompt_ids or coming == len(self.tokens) + 1)
 
     def next_spec(self) -> SampleSpec:

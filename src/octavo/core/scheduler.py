@@ -18,6 +18,7 @@ from typing import get_args
 import msgspec
 
 from octavo.core.block_pool import expect
+from octavo.core.constraint import Constraint
 from octavo.core.fallback import FallbackPolicy
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import PlanRow, RowResult, StepPlan, StepResult, TokenLogprobs
@@ -100,6 +101,7 @@ class Scheduler:
         self.rates = Rates()
         self.queues = Queues(kv, self.rates, preemption_mode)
         self._groups: dict[str, dict[int, Request]] = {}  # request id -> index -> live choice
+        self._any_redrawn = False  # of the draws that are being committed
         self._ended: list[Update] = []  # of choices that had ended when they were resumed
         self._serial = 0
         self._num_steps = 0
@@ -172,11 +174,13 @@ class Scheduler:
         """Let the next step that serves a choice verify `drafts`: tokens that may follow its own.
 
         An answer does not depend on them, only the number of steps that it takes. They are cut
-        to what the choice may still gain. False if it has ended or awaits its next token, or has a
-        grammar: what may follow a draft is not known.
+        to what the choice may still gain. False if it has ended or awaits its next token, or is in
+        a grammar: what may follow a draft is not known.
         """
         request = self._groups.get(request_id, {}).get(index)
-        if request is None or request.lag < 1 or request.constraint is not None:
+        if request is None or request.lag < 1:
+            return False
+        if request.constraint is not None and not request.constraint.steady:
             return False
         gain = min(
             request.max_tokens - request.num_output_tokens,
@@ -337,11 +341,14 @@ class Scheduler:
                 logprobs = (
                     gained.logprobs[0] if gained.logprobs else (None,) * len(gained.choices[0])
                 )
-                updates.append(self._advance(request, computed, gained.choices[0], logprobs))
+                updates.append(self._advance(request, row, computed, gained.choices[0], logprobs))
             else:
                 self._draw_all(request, row, gained, updates)
         self._measure(step, updates)
         self._committed_at = now
+        if self._any_redrawn:
+            self._any_redrawn = False
+            return [u for u in updates if u.token_ids or u.finish_reason is not None]
         return updates
 
     def discard(self) -> None:
@@ -417,7 +424,7 @@ class Scheduler:
         choices = [request, *(self._fork(request, spec.index) for spec in row.samples[1:])]
         logprobs = gained.logprobs or ((None,),) * len(choices)
         for choice, tokens, entries in zip(choices, gained.choices, logprobs, strict=True):
-            out.append(self._advance(choice, computed, tokens, entries))
+            out.append(self._advance(choice, row, computed, tokens, entries))
         for choice in reversed(choices):
             if choice.status is Status.RUNNING and len(self.queues.running) > self.max_num_seqs:
                 self.queues.requeue(choice, self._clock.now)
@@ -445,11 +452,13 @@ class Scheduler:
     def _advance(
         self,
         request: Request,
+        row: PlanRow,
         computed: int,
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprobs | None, ...],
     ) -> Update:
-        """Append `tokens`, up to one that ends the request. `computed`: tokens that have KV."""
+        """Append `tokens`, which `row` drew, up to one that ends the request. `computed`: tokens
+        that have KV."""
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         if (
             request.params.prompt_logprobs is not None
@@ -462,22 +471,23 @@ class Scheduler:
         stop: int | None = None
         error: str | None = None
         used = 0
-        while reason is None and used < len(tokens):
-            token = tokens[used]
-            used += 1
-            request.tokens.append(token)
-            if request.constraint is not None:
-                error = _follow(request, token)
-                reason, stop = ("error", None) if error else self._end_of(request)
-                continue
-            length = len(request.tokens)
-            # Most often none of this holds, and no call is made.
-            if (
-                token in request.stop_ids
-                or length - request.num_prompt_tokens >= request.max_tokens
-                or length >= self.max_model_len
-            ):
-                reason, stop = self._end_of(request)
+        if request.constraint is not None:
+            used, reason, stop, error = self._advance_held(request, request.constraint, row, tokens)
+            if used < len(tokens) and reason is None:
+                computed = self._redraw(request)
+        else:
+            while reason is None and used < len(tokens):
+                token = tokens[used]
+                used += 1
+                request.tokens.append(token)
+                length = len(request.tokens)
+                # Most often none of this holds, and no call is made.
+                if (
+                    token in request.stop_ids
+                    or length - request.num_prompt_tokens >= request.max_tokens
+                    or length >= self.max_model_len
+                ):
+                    reason, stop = self._end_of(request)
         if used < len(tokens):
             tokens, logprobs = tokens[:used], logprobs[:used]
         request.drafts = ()
@@ -499,6 +509,35 @@ class Scheduler:
             request.num_preemptions,
             reason == "stop" and _is_complete(request),
         )
+
+    def _advance_held(
+        self, request: Request, constraint: Constraint, row: PlanRow, tokens: tuple[int, ...]
+    ) -> tuple[int, FinishReason | None, int | None, str | None]:
+        """Append `tokens` to a request that is held to a form, up to one that ends it, or the first
+        that was drawn before it was known what may follow the token before.
+
+        How many were appended, why it ends, a stop id of its own, and an error.
+        """
+        for count, token in enumerate(tokens):
+            followed = count > 0 or row.from_draw is not None
+            if followed and row.samples[count].mask is not constraint.mask():
+                return count, None, None, None
+            request.tokens.append(token)
+            try:
+                constraint.advance(token)
+            except EngineError as error:
+                return count + 1, "error", None, str(error)
+            reason, stop = self._end_of(request)
+            if reason is not None:
+                return count + 1, reason, stop, None
+        return len(tokens), None, None, None
+
+    def _redraw(self, request: Request) -> int:
+        """Let the next token be drawn again; returns the computed tokens."""
+        self._any_redrawn = True
+        computed = len(request.tokens) - 1
+        self.kv.rewind(request, computed)
+        return computed
 
     def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
         """Why `request` ends with the tokens it has, if it does, and a stop id of its own."""
@@ -530,16 +569,6 @@ def _check_limits(kv: KVManager, max_model_len: int, preemption_mode: str) -> No
     if preemption_mode not in get_args(PreemptionMode):
         modes = ", ".join(get_args(PreemptionMode))
         raise ConfigError(f"preemption_mode must be one of {modes}, not {preemption_mode!r}")
-
-
-def _follow(request: Request, token: int) -> str | None:
-    """Tell the constraint of a request what it gained; an error or None."""
-    assert request.constraint is not None
-    try:
-        request.constraint.advance(token)
-    except EngineError as error:
-        return str(error)
-    return None
 
 
 def _is_complete(request: Request) -> bool:

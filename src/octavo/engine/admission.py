@@ -34,6 +34,12 @@ def admit(submission: Submission, capabilities: EngineCapabilities) -> Submissio
         )
     _check_prompt(submission.token_ids, limits)
     _check_params(params, limits)
+    if params.thinking_token_budget is not None and submission.thinking is None:
+        raise RequestError(
+            f"thinking_token_budget is {params.thinking_token_budget}, but this model is not known "
+            "to mark its reasoning; leave it out, or name the format (--reasoning-parser)",
+            "thinking_token_budget",
+        )
     _check_window(length, params, limits)
     _check_priority(submission.priority, capabilities)
     _check_deadline(submission.deadline, capabilities)

@@ -21,6 +21,7 @@ from octavo.core.scheduler import Scheduler, Update
 from octavo.core.submission import Continuation, Submission
 from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
+from octavo.engine.constraints import constraint_of, may_make
 from octavo.engine.executor import Executor, FailsIdle
 from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
@@ -29,14 +30,13 @@ from octavo.errors import (
     EngineError,
     OctavoError,
     QueueFullError,
-    RequestError,
     counted,
 )
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.params import SamplingParams
 from octavo.processes import Owner
-from octavo.text.matcher import Grammars, Matcher
+from octavo.text.matcher import Grammars
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
@@ -149,35 +149,22 @@ class Engine:
     ) -> Request:
         arrival = submission.arrival_time
         params, eos = submission.params, self.limits.eos_token_ids
+        ends = stop_ids(params, eos)
         return Request(
             submission,
             seed=seed,
             max_tokens=output_limit(submission, self.limits),
             arrival_time=self.clock() if arrival is None else arrival,
-            stop_ids=stop_ids(params, eos),
+            stop_ids=ends,
             eos_ids=() if params.ignore_eos else eos,
             index=index,
             output_ids=outputs,
-            constraint=self._constraint(submission, outputs),
+            constraint=constraint_of(submission, self.grammars, (*eos, *ends), outputs),
         )
 
     def may_add(self, submission: Submission) -> bool:
         """Whether `add_request` need not wait: begins to compile a grammar if there is one."""
-        return submission.grammar is None or self.grammars.compile(submission.grammar).done()
-
-    def _constraint(self, submission: Submission, outputs: tuple[int, ...]) -> Matcher | None:
-        """What holds a request to its grammar, which may have to be compiled first, after the
-        tokens that it has gained elsewhere."""
-        if submission.grammar is None:
-            return None
-        compiled = self.grammars.compile(submission.grammar).result()
-        matcher = self.grammars.matcher(compiled, submission.params.stop_token_ids or ())
-        try:
-            for token in outputs:
-                matcher.advance(token)
-        except EngineError as error:
-            raise RequestError(f"it cannot continue: {error}", "continuation") from error
-        return matcher
+        return may_make(submission, self.grammars)
 
     @property
     def queue_space(self) -> int:

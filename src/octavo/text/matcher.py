@@ -69,6 +69,11 @@ class Matcher:
             self._mask = Mask(self._fill)
         return self._mask
 
+    @property
+    def steady(self) -> bool:
+        """False: each token has a mask of its own."""
+        return False
+
     def advance(self, token_id: int) -> None:
         """The text gains a token; the caller's own stop ids are none of it. Raises EngineError for
         one that is not allowed."""
@@ -119,11 +124,19 @@ class Grammars:
     def __init__(
         self, tokenizer: Callable[[], Tokenizer], vocab_size: int, eos_ids: Sequence[int]
     ) -> None:
-        self._load, self._vocab_size, self._eos_ids = tokenizer, vocab_size, list(eos_ids)
+        self._load, self.vocab_size, self._eos_ids = tokenizer, vocab_size, list(eos_ids)
+        self._tokenizer: Tokenizer | None = None
+        self._reading: Future[Tokenizer] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._table: LLTokenizer | None = None
         self.in_use = False  # whether there was one
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def tokenizer(self) -> "Future[Tokenizer]":
+        """The tokenizer, or the RequestError of one that cannot be read, in a thread."""
+        if self._reading is None:
+            self._reading = self._worker.submit(self._read)
+        return self._reading
 
     def compile(self, grammar: str) -> "Future[LLMatcher]":
         """The compiled grammar, or the RequestError for one that is too large, in a thread."""
@@ -140,7 +153,7 @@ class Grammars:
         self.in_use = True
         own = [i for i in stop_ids if i not in self._eos_ids]
         assert self._table is not None, "a grammar was compiled without a table"
-        return Matcher(compiled.deep_copy(), self._table.vocab_size, self._vocab_size, own)
+        return Matcher(compiled.deep_copy(), self._table.vocab_size, self.vocab_size, own)
 
     def fill(self, masks: Iterable[Any]) -> None:
         """Begin to fill `masks` in a thread. What goes wrong there is raised by `Mask.words`."""
@@ -157,13 +170,19 @@ class Grammars:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar")
         return self._thread
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        if self._table is None:
+    def _read(self) -> Tokenizer:
+        """The tokenizer; called in the thread, which reads it once."""
+        if self._tokenizer is None:
             try:
-                self._table = token_table(self._load(), self._vocab_size, self._eos_ids)
-            except OctavoError as error:  # other requests need no table
+                self._tokenizer = self._load()
+            except OctavoError as error:  # other requests need none
                 raise RequestError(f"structured_outputs need the tokenizer: {brief(error)}",
                                    "structured_outputs") from error  # fmt: skip
+        return self._tokenizer
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if self._table is None:
+            self._table = token_table(self._read(), self.vocab_size, self._eos_ids)
         state = LLMatcher(self._table, grammar, log_level=0, limits=limits())
         if state.is_error():
             problem = brief(ValueError(state.get_error()), 200)
