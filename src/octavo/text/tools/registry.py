@@ -4,6 +4,7 @@ from octavo.errors import ConfigError, nearest, shown
 from octavo.text.tools.base import ToolFormat
 from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.text.tools.granite import Granite
+from octavo.text.tools.harmony import Harmony
 from octavo.text.tools.hermes import Hermes
 from octavo.text.tools.kimi_k2 import KimiK2
 from octavo.text.tools.lfm2 import Lfm2
@@ -30,6 +31,7 @@ FORMATS: tuple[ToolFormat, ...] = (
     KimiK2(),
     Llama4Pythonic(),
     Pythonic(),
+    Harmony(),
 )
 
 

@@ -143,19 +143,21 @@ class SectionParser(ABC):
             self.unread(len(self._markers.in_text(literal)))
         return found
 
-    def upto(self, words: Sequence[str], take: Callable[[str], None]) -> Steps[None]:
+    def upto(self, words: Sequence[str], take: Callable[[str], None]) -> Steps[str]:
         """Reads up to the first of `words`, markers spelled, and that too. `take` is told the text
-        before it as it comes."""
+        before it as it comes. Returns the word."""
         expected = sorted(map(self._markers.in_text, words), key=len, reverse=True)
         end = re.compile("|".join(map(re.escape, expected)))
         while True:
             found = end.search(self._text, self._at)
-            stop = found.start() if found else len(self._text) - self._held_back(expected)
-            text, self._at = self._text[self._at : stop], found.end() if found else stop
+            held = 0 if self._closed else self._held_back(expected)
+            stop = found.start() if found else len(self._text) - held
+            text, self._at = self._text[self._at : stop], stop
             if text:
                 take(self._markers.spelled(text))
             if found:
-                return
+                self._at += len(found[0])
+                return self._markers.spelled(found[0])
             yield from self.more()
 
     def here(self, pattern: "re.Pattern[str]") -> str:
@@ -238,6 +240,11 @@ class SectionParser(ABC):
         self._open_call = None
         self._start = self._at
 
+    def emit(self, event: Event) -> None:
+        """An event of another kind. All that has been read is decided."""
+        self._events.append(event)
+        self._start = self._at
+
     def reject(self) -> None:
         """What is undecided is content."""
         self._add_content(self._content.add(self._text[self._start : self._at]))
@@ -247,17 +254,22 @@ class SectionParser(ABC):
 
     def _answer(self) -> Steps[None]:
         while (yield from self._find_section()):
-            self._only_envelope = True
-            try:
-                yield from self.section(self._markers.spelled(self._text[self._start : self._at]))
-            except NoCallError:
-                self._only_envelope = False
-            except _CutOffError:
-                self._at = len(self._text)
-            self._open_call = None
-            if not self._only_envelope:
-                self.reject()
-            self._start = self._at
+            begin = self._markers.spelled(self._text[self._start : self._at])
+            yield from self._decided(self.section(begin))
+
+    def _decided(self, section: Steps[None]) -> Steps[None]:
+        """Reads a section, or as much of it as there is."""
+        self._only_envelope = True
+        try:
+            yield from section
+        except NoCallError:
+            self._only_envelope = False
+        except _CutOffError:
+            self._at = len(self._text)
+        self._open_call = None
+        if not self._only_envelope:
+            self.reject()
+        self._start = self._at
 
     def _find_section(self) -> Steps[bool]:
         """Reads up to behind what opens the next section; content before it is decided."""
