@@ -8,13 +8,13 @@ markers of reasoning are in `octavo.text.reasoning`; applying a grammar is the e
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
-from octavo.constraints import Sections
+from octavo.constraints import Sections, Thinking
 from octavo.errors import RequestError, shown
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text import json_schema
@@ -22,6 +22,7 @@ from octavo.text.answer import Content, Event, Parser
 from octavo.text.grammar import check, grammar_of
 from octavo.text.lark import LarkRules
 from octavo.text.markers import Markers
+from octavo.text.reasoning.base import ReasoningFormat
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.base import MAX_CALLS, Tool, ToolFormat
 
@@ -38,7 +39,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     tools: those that the model is told of. choice: whether it may call some (`auto`), must, or
     must not, and then nothing is read as a call. named: the one tool that it must call, once.
     parallel: whether an answer may have more than one call. format: how the model writes calls.
-    structured: the form of an answer that has no calls.
+    structured: the form of an answer that has no calls. reasoning: how the model marks what it
+    thinks before it answers. in_reasoning: whether the prompt ends in that.
 
     Raises RequestError for tools, a choice or a format that cannot be.
     """
@@ -49,6 +51,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = True
     format: ToolFormat | None = None
     structured: StructuredOutputsParams | None = None
+    reasoning: ReasoningFormat | None = None
+    in_reasoning: bool = False
 
     def __post_init__(self) -> None:
         _check_names(self.tools)
@@ -71,37 +75,65 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     def grammar(self, tokenizer: Tokenizer) -> str | None:
         """Of the whole answer or of its `sections`, in the library's notation; None if nothing
         limits it. Raises RequestError for what cannot be enforced."""
-        calls = self._calls
-        if calls is None:
-            return None if self.structured is None else grammar_of(self.structured)
-        rules = LarkRules(calls.markers(tokenizer))
-        if self._forced:
-            return _checked(rules, self._alternatives)
-        if self.sections(tokenizer) is not None:
-            return _checked(rules, calls.after_trigger)
-        return _checked(rules, calls.in_text) if calls.format.begin else None
+        calls, structured = self._calls, self.structured
+        if structured is None and (calls is None or not (self._forced or calls.format.begin)):
+            return None
+        if structured is not None and calls is None and self.reasoning is None:
+            return grammar_of(structured)
+        markers = self._all_markers(tokenizer)
+        rules = LarkRules(markers)
+        if self.sections(tokenizer) is None:
+            start = f"{self._thought(rules, markers)}{self._rest(rules)}"
+        elif calls is not None:
+            start = calls.after_trigger(rules)
+        else:
+            assert self.reasoning is not None, "nothing else has sections"
+            start = f"{self.reasoning.after()} {self._rest(rules)}"
+        return _checked(rules.grammar(start), "tools" if structured is None else structured.param)
 
     def sections(self, tokenizer: Tokenizer) -> Sections | None:
         """Where the grammar holds, if that is not everywhere: behind the token that begins calls,
-        in an answer that is free otherwise."""
-        calls = self._calls
-        if calls is None or self._forced:
+        in an answer that is free otherwise; or behind the one that ends the reasoning."""
+        calls, markers = self._calls, self._all_markers(tokenizer)
+        if calls is not None:
+            trigger = None if self._forced else calls.trigger(markers)
+            return None if trigger is None else Sections((trigger,), repeats=self.parallel)
+        if self.structured is None or self.reasoning is None or not self.in_reasoning:
             return None
-        trigger = calls.trigger(calls.markers(tokenizer))
-        return None if trigger is None else Sections((trigger,), repeats=self.parallel)
+        ends = self.reasoning.end_ids(markers)
+        return Sections(ends, repeats=False, may_end=False) if ends else None
 
     def markers(self, tokenizer: Tokenizer) -> Markers | None:
         """Those that `parser` needs to see in the text; None if it needs none."""
-        calls = self._calls
-        return None if calls is None else calls.markers(tokenizer)
+        if self._calls is None and self.reasoning is None:
+            return None
+        return self._all_markers(tokenizer)
 
     def parser(self, tokenizer: Tokenizer) -> Parser:
         """Of the text of one answer, with `markers` as characters."""
-        calls = self._calls
-        if calls is None:
-            return PlainText()
-        by_name = {tool.name: tool for tool in calls.tools}
-        return calls.format.parser(by_name, calls.markers(tokenizer))
+        calls, markers = self._calls, self._all_markers(tokenizer)
+        rest: Parser = PlainText(markers)
+        if calls is not None:
+            rest = calls.format.parser({tool.name: tool for tool in calls.tools}, markers)
+        if self.reasoning is None:
+            return rest
+        begin = "" if calls is None else calls.format.begin
+        return self.reasoning.parser(rest, markers, self.in_reasoning, begin)
+
+    def thinking(self, tokenizer: Tokenizer) -> Thinking | None:
+        """How the engine finds the reasoning; None for a model that does not think."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.thinking(tokenizer, self.in_reasoning)
+
+    def _all_markers(self, tokenizer: Tokenizer) -> Markers:
+        formats = (self.reasoning, self.format if self._calls else None)
+        return Markers(tokenizer, [w for f in formats if f is not None for w in f.markers])
+
+    def _thought(self, rules: LarkRules, markers: Markers) -> str:
+        if self.reasoning is None:
+            return ""
+        return f"{self.reasoning.grammar(rules, markers, self.in_reasoning)} "
 
     @property
     def _calls(self) -> "_Calls | None":
@@ -117,19 +149,24 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an answer is either calls alone or a text of a given form."""
         return self.choice == "required" or self.structured is not None
 
-    def _alternatives(self, rules: LarkRules) -> str:
+    def _rest(self, rules: LarkRules) -> str:
+        """What follows the reasoning."""
         calls = self._calls
-        assert calls is not None, "an answer without calls is a text of the form"
-        if self.choice == "required" or self.structured is None:
-            return calls.alone(rules)
-        return f"({calls.alone(rules)} | {rules.other(grammar_of(self.structured))})"
+        if calls is None or (self.choice == "auto" and self.structured is not None):
+            assert self.structured is not None, "nothing is limited"
+            form = rules.other(grammar_of(self.structured))
+            return form if calls is None else f"({calls.alone(rules)} | {form})"
+        return calls.alone(rules) if self._forced else calls.in_text(rules)
 
 
 class PlainText:
     """The parser of a text that is nothing but content."""
 
+    def __init__(self, markers: Markers) -> None:
+        self._markers = markers
+
     def feed(self, text: str) -> list[Event]:
-        return [Content(text)] if text else []
+        return [Content(self._markers.spelled(text))] if text else []
 
     def finish(self) -> list[Event]:
         return []
@@ -141,9 +178,6 @@ class _Calls:
     def __init__(self, format_: ToolFormat, tools: Sequence[Tool], parallel: bool) -> None:
         self.format, self.tools = format_, tools
         self.most = MAX_CALLS if parallel else 1
-
-    def markers(self, tokenizer: Tokenizer) -> Markers:
-        return Markers(tokenizer, self.format.markers)
 
     def trigger(self, markers: Markers) -> int | None:
         """The token that begins a section, if one does."""
@@ -191,11 +225,10 @@ def _check_names(tools: Sequence[Tool]) -> None:
         raise RequestError(f"{count} tools are called {name!r}; each needs its own name", "tools")
 
 
-def _checked(rules: LarkRules, expression: Callable[[LarkRules], str]) -> str:
-    """The grammar that starts with an expression. Raises RequestError."""
-    grammar = rules.grammar(expression(rules))
-    if (problem := _problem(grammar, "tools")) is not None:
-        raise RequestError(problem, "tools")
+def _checked(grammar: str, param: str) -> str:
+    """The grammar itself. Raises RequestError, which names `param`, if it cannot be enforced."""
+    if (problem := _problem(grammar, param)) is not None:
+        raise RequestError(problem, param)
     return grammar
 
 
