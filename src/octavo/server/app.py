@@ -38,6 +38,9 @@ from octavo.server.replies import (
     Tokens,
     Version,
 )
+from octavo.server.responses import create_response
+from octavo.server.responses_protocol import ResponsesBody
+from octavo.server.responses_replies import ResponseObject
 from octavo.server.service import Service
 from octavo.server.sse import log_fault, to_json
 from octavo.version import __version__
@@ -50,6 +53,7 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = (
     ("POST", "/v1/completions", create_completion, CompletionBody, Completion),
     ("POST", "/v1/chat/completions", create_chat, ChatBody, ChatCompletion),
+    ("POST", "/v1/responses", create_response, ResponsesBody, ResponseObject),
     ("GET", "/v1/models", list_models, None, ModelList),
     ("GET", "/v1/models/{name:path}", get_model, None, Model),
     ("POST", "/tokenize", tokenize, TokenizeBody, Tokens),

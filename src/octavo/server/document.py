@@ -27,7 +27,7 @@ _ERROR_FIELDS = {
 
 
 def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict[str, Any]:
-    """Paths in the order of `routes`; a reply that is a struct with `choices` may be streamed."""
+    """Paths in the order of `routes`; a reply that has `choices` or `output` may be streamed."""
     routes = list(routes)
     structs = [kind for _, _, *kinds in routes for kind in kinds if isinstance(kind, type)]
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
@@ -91,7 +91,7 @@ def _content(reply: type | str | None, schema: Any) -> dict[str, Any]:
     if isinstance(reply, str):
         return {"content": {reply: {"schema": _TEXT}}}
     content = {"application/json": {"schema": schema}}
-    if "choices" in getattr(reply, "__struct_fields__", ()):
+    if {"choices", "output"} & set(getattr(reply, "__struct_fields__", ())):
         # No type: some readers take the schema for the whole text, some for each event.
         events = "with `stream`: events whose data are chunks in the shape of the JSON, then [DONE]"
         content["text/event-stream"] = {"schema": {"description": events}}

@@ -35,20 +35,20 @@ NO_OPS = frozenset(
 NeutralValues = dict[str, tuple[object, ...]]
 
 
-def _never(names: str) -> NeutralValues:
+def never(names: str) -> NeutralValues:
     """Fields of which only `null` is neutral."""
     return dict.fromkeys(names.split(), ())
 
 
 # vLLM's are in its table, which says also why they are refused; the others are those of OpenAI and
 # of other servers.
-_UNSUPPORTED: NeutralValues = {
+UNSUPPORTED: NeutralValues = {
     **{
         entry.name: entry.neutral
         for entry in vllm_names.entries(Kind.REQUEST)
         if entry.status in (Status.NO_EFFECT, Status.REFUSED) and entry.name not in NO_OPS
     },
-    **_never("regex ebnf json_schema lora_path custom_logit_processor custom_params"),
+    **never("regex ebnf json_schema lora_path custom_logit_processor custom_params"),
     "no_stop_trim": (False,),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "return_hidden_states": (False,),
@@ -56,8 +56,8 @@ _UNSUPPORTED: NeutralValues = {
 }
 # Tools that are given are refused by `tools`; how to choose among none has no effect.
 _UNSUPPORTED_CHAT: NeutralValues = {
-    **_UNSUPPORTED,
-    **_never("audio moderation prediction web_search_options"),
+    **UNSUPPORTED,
+    **never("audio moderation prediction web_search_options"),
     "add_special_tokens": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -68,7 +68,7 @@ _UNSUPPORTED_CHAT: NeutralValues = {
 }
 # Clients send an assistant's message back as they received it, unused fields included.
 _UNSUPPORTED_MESSAGE: NeutralValues = {
-    **_never("audio cache_control function_call parsed"),
+    **never("audio cache_control function_call parsed"),
     "annotations": ([],),
     "images": ([],),
     "prefix": (False,),
@@ -88,11 +88,12 @@ _SAME_AS = {"best_of": "n"}
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request body, or an object inside one.
 
-    refused: known fields that are not supported, with their neutral values. no_ops: fields that
-    are accepted without effect.
+    refused: known fields that are not supported, with their neutral values. reasons: why, where it
+    is to be said. no_ops: fields that are accepted without effect.
     """
 
     refused: ClassVar[NeutralValues] = {}
+    reasons: ClassVar[Mapping[str, str]] = {}
     no_ops: ClassVar[frozenset[str]] = NO_OPS
 
     @classmethod
@@ -162,7 +163,7 @@ class _Generation(Sampling, kw_only=True):
 class CompletionBody(_Generation, kw_only=True):
     """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
 
-    refused: ClassVar[NeutralValues] = _UNSUPPORTED
+    refused: ClassVar[NeutralValues] = UNSUPPORTED
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
@@ -190,7 +191,7 @@ class ChatBody(_Generation, kw_only=True):
 class TokenizeBody(Body, kw_only=True):
     """`POST /tokenize`: `prompt`, or `messages` as a chat would have them."""
 
-    refused: ClassVar[NeutralValues] = {n: _UNSUPPORTED[n] for n in ("chat_template", "tools")}
+    refused: ClassVar[NeutralValues] = {n: UNSUPPORTED[n] for n in ("chat_template", "tools")}
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -219,10 +220,10 @@ def without_effect(kind: type) -> dict[str, Any]:
     """JSON schemas of the fields that a body may have although they change nothing."""
     if not issubclass(kind, Body):
         return {}
-    names = sorted(kind.no_ops.difference(kind.__struct_fields__))
-    no_ops = {name: {"description": "accepted, without effect"} for name in names}
+    no_ops = {name: {"description": "accepted, without effect"} for name in sorted(kind.no_ops)}
     refused = {name: {"enum": [None, *values]} for name, values in kind.refused.items()}
-    return no_ops | refused
+    found = no_ops | refused
+    return {name: found[name] for name in found if name not in kind.__struct_fields__}
 
 
 def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
@@ -237,6 +238,17 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
     if oddities:
         raise RequestError(f"the body is not valid JSON: it holds {oddities[0]}")
     return body
+
+
+def inner(value: object, kind: type[BodyT], where: str) -> BodyT:
+    """The object `value` inside a body, at the path `where`. Raises as `parse`."""
+    if not isinstance(value, dict):
+        raise RequestTypeError(f"{where} must be an object, not {shown(value, 60)}", where)
+    fields = kept(value, kind, f"{where}.")
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), fields, f"{where}.")
 
 
 class _NotANumber:
@@ -308,7 +320,7 @@ def kept(fields: Mapping[str, Any], kind: type[Body], where: str = "") -> dict[s
             found[name] = value
         elif name in kind.refused:
             if value is not None and not _neutral(name, value, kind.refused[name], fields):
-                raise RequestError(_unsupported(name, where), where + name)
+                raise RequestError(_unsupported(name, kind, where), where + name)
         elif name not in kind.no_ops or where:
             hint = nearest(name[:60], known)
             raise RequestError(f"unknown field {where}{name[:60]!r}{hint}", where + name[:60])
@@ -320,10 +332,11 @@ def _integers(kind: type[Body]) -> frozenset[str]:
     return frozenset(name for name, hint in get_type_hints(kind).items() if hint == int | None)
 
 
-def _unsupported(name: str, where: str) -> str:
+def _unsupported(name: str, kind: type[Body], where: str) -> str:
     entry = None if where else vllm_names.find(Kind.REQUEST, name)
-    why = f": {entry.refusal()}" if entry and entry.reason else ""
-    return f"{where}{name} is not supported by this server{why}"
+    known = entry.refusal() if entry and entry.reason else ""
+    why = kind.reasons.get(name, known)
+    return f"{where}{name} is not supported by this server" + (f": {why}" if why else "")
 
 
 def _check_messages(fields: dict[str, Any]) -> None:
@@ -348,17 +361,21 @@ def _equal(one: object, other: object) -> bool:
     return one == other and (type(one) is bool) == (type(other) is bool)
 
 
-def _refuse(text: str, fields: dict[str, Any]) -> NoReturn:
-    """Raise our error for msgspec's, such as `Expected ..., got ... - at $.a[0].b`."""
+def _refuse(text: str, fields: dict[str, Any], where: str = "") -> NoReturn:
+    """Raise our error for msgspec's, such as `Expected ..., got ... - at $.a[0].b`.
+
+    where: the path of the object with these fields.
+    """
     reason, _, place = text.partition(" - at `$")
     path = place.rstrip("`").lstrip(".").replace("[...]", "")
     if missing := re.match(r"Object missing required field `(.*)`", reason):
-        name = f"{path}.{missing[1]}" if path else missing[1]
+        name = where + (f"{path}.{missing[1]}" if path else missing[1])
         raise RequestError(f"{name} is missing", name)
     wanted = reason.replace("`", "").replace(" | null", "").replace("Expected", "expected")
     wanted = wanted.replace("_NotANumber", "what is not a JSON number")
     value = fields.get(path)
     had = f": {shown(value, 60)}" if isinstance(value, (str, int, float, bool)) else ""
+    path = where + path
     raise RequestTypeError(f"{path or 'the body'}: {wanted}{had}", path or None)
 
 

@@ -126,8 +126,11 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
+    """`models` is for Codex CLI, which needs it there: no model has a description for it."""
+
     object: str
     data: list[Model]
+    models: list[Any] = []
 
 
 class Tokens(msgspec.Struct):

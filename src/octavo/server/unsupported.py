@@ -10,7 +10,8 @@ _OPENAI = "connect to this server as to an OpenAI-compatible one, with a base UR
 
 # What is not served -> the paths that mean it. A path that ends in `/` stands for all below it.
 _PATHS = {
-    f"the Responses API is not supported; {_CHAT}": "/v1/responses /v1/responses/",
+    "responses are not kept: a response is in the answer to its POST /v1/responses alone":
+    "/v1/responses/",
     f"Anthropic's API is not supported; {_CHAT}": "/v1/messages /v1/messages/",
     f"Cohere's API is not supported; {_CHAT}": "/cohere/ /v2/chat",
     f"Ollama's API is not supported; {_OPENAI}": "/api/",
