@@ -11,7 +11,9 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq install --constraint constra
 PULL := $(VENV)/bin/octavo pull smollm2
 # Each process computes on one thread; the tests of a file share its models, so they stay together.
 WORKERS ?= 2
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A process that dies ends the run and names its test: a replacement would run into the same test,
+# and xdist may wait for ever for one that has nothing left to do.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 SOURCES := src tests benchmarks scripts examples
 
 .PHONY: help demo serve test test-slow test-netns fuzz lint format docs build package-check bench serving clients \
