@@ -31,6 +31,7 @@ _RECIPIENT = " to="
 _FUNCTIONS = "functions."
 _LONGEST_HEADER = 256
 _CHANNELS = ("analysis", "commentary", "final")
+_WORDS = re.compile(r"[A-Za-z0-9_.= -]*")
 _HEADER = re.compile(
     rf"(?:{re.escape(_ROLE)}(?: to=(?P<before>[^\s<]+))?)?\s*"
     rf"{re.escape(CHANNEL)}(?P<channel>{'|'.join(_CHANNELS)})(?:\s+to=(?P<behind>[^\s<]+))?"
@@ -41,12 +42,12 @@ _HEADER = re.compile(
 class Harmony(ToolFormat):
     """A section is one message to a function; nothing opens it that other messages have not.
 
-    The end of the message is none of the grammar: the token ends the model's answer, too.
+    The word that ends the message is not in it: the token ends the model's answer, too.
     """
 
     name = "openai"
     aliases = ("harmony",)
-    several = True
+    separator = f"{CALL}{_ROLE}"
     markers = MARKERS
 
     def matches(self, template: str) -> bool:
@@ -65,8 +66,8 @@ class Harmony(ToolFormat):
         return HarmonyParser(tools, markers)
 
     def write(self, calls: Sequence[Call]) -> str:
-        return _ROLE.join(
-            f"{self._header(call.name)}{json.dumps(call.arguments, ensure_ascii=False)}{CALL}"
+        return self.separator.join(
+            f"{self._header(call.name)}{json.dumps(call.arguments, ensure_ascii=False)}"
             for call in calls
         )
 
@@ -103,7 +104,7 @@ class HarmonyParser(SectionParser):
 
     def _message(self, begin: str) -> Steps[str]:
         """Reads a message, or only its header if content follows. Returns what has ended it."""
-        header = _HEADER.fullmatch((yield from self._header(begin)))
+        header = _HEADER.fullmatch((yield from self._header_text(begin)))
         if header is None:
             raise NoCallError
         recipient = header["before"] or header["behind"]
@@ -115,16 +116,13 @@ class HarmonyParser(SectionParser):
             self._begin_content()
         return ""
 
-    def _header(self, begin: str) -> Steps[str]:
+    def _header_text(self, begin: str) -> Steps[str]:
         header = begin
-
-        def take(text: str) -> None:
-            nonlocal header
-            header += text
+        while not (yield from self.literal(MESSAGE)):
+            header += self.spelled((yield from self.peek()))
+            self.advance(1)
             if len(header) > _LONGEST_HEADER or not _may_begin_header(header):
                 raise NoCallError
-
-        yield from self.upto((MESSAGE,), take)
         return header
 
     def _call(self, recipient: str) -> Steps[None]:
@@ -161,8 +159,17 @@ class HarmonyParser(SectionParser):
 
 
 def _may_begin_header(text: str) -> bool:
-    """Whether the name of a channel, or a beginning of one, is where it should be."""
+    """Whether more text could make a header of it, as far as its words and characters say."""
     role, has_channel, rest = text.partition(CHANNEL)
     if not has_channel:
-        return f"{_ROLE}{CHANNEL}".startswith(role) or role.startswith(f"{_ROLE} ")
-    return any(name.startswith(rest) or rest.startswith(name) for name in _CHANNELS)
+        return f"{_ROLE}{CHANNEL}".startswith(role) or (
+            role.startswith(f"{_ROLE} ") and _begins_words(role.removeprefix(_ROLE), CHANNEL)
+        )
+    named = any(name.startswith(rest) or rest.startswith(name) for name in _CHANNELS)
+    return named and _begins_words(rest.replace(CONSTRAIN, "", 1), CONSTRAIN)
+
+
+def _begins_words(text: str, marker: str) -> bool:
+    """Whether `text` is what stands between markers, perhaps with the beginning of `marker`."""
+    words, opened, rest = text.partition("<")
+    return _WORDS.fullmatch(words) is not None and marker.startswith(opened + rest)
