@@ -354,6 +354,19 @@ def test_text_parts_are_joined_as_they_are(byte: Any) -> None:
     assert joined == encode_chat(byte, [user("a  b")], chat_template=CHATML)
 
 
+def test_developers_speak_as_the_system_where_the_template_does_not_know_them(byte: Any) -> None:
+    said = [{"role": "developer", "content": "Rules"}, {"role": "user", "content": "hi"}]
+    found = encode_chat(byte, said, chat_template=CHATML)
+    assert found.text.startswith("<|im_start|>system\nRules")
+    knows = (
+        "{% if messages[0].role in ['system', 'developer'] %}D{{ messages[0].content }}{% endif %}"
+    )
+    assert encode_chat(byte, said, chat_template=knows + "{{ messages[0].role }}").text == (
+        "DRulesdeveloper"
+    )
+    assert said[0]["role"] == "developer"
+
+
 def test_a_template_that_goes_through_parts_is_given_them(byte: Any) -> None:
     prompt = encode_chat(byte, [user("hello")], chat_template=PARTS)
     assert prompt.text == "<|im_start|>user\nhello<|im_end|>"

@@ -77,11 +77,12 @@ def encode_chat(
 
     Raises RequestError: a message is malformed, there is no template, or it refuses.
     """
+    template = _template(tokenizer, chat_template, tools)
     job = _Job(
         tokenizer,
-        _template(tokenizer, chat_template, tools),
+        template,
         _Inputs(
-            _messages(messages),
+            _messages(messages, template.knows_developer),
             _objects("tools", tools),
             _extra(chat_template_kwargs),
         ),
@@ -168,14 +169,21 @@ def _opens_turn(add_generation_prompt: bool | None, continue_final: bool) -> boo
 # --- what a caller may send ---------------------------------------------------------------
 
 
-def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> list[dict[str, Any]]:
+    """Checked. What developers say is for templates that do not know them the system's: those
+    would leave it out, or name a role that the model has never seen."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestTypeError(
             f"messages must be a list of objects, not {type(messages).__name__}", "messages"
         )
     if not messages:
         raise RequestError("messages is empty; give at least one message", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    checked = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if not knows_developer:
+        for message in checked:
+            if message["role"] == "developer":
+                message["role"] = "system"
+    return checked
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

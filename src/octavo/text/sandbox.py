@@ -309,7 +309,7 @@ class Template:
 
     shows_tools: it reads the variable `tools`. takes_parts: it goes through the parts of a
     message's content and never asks whether the content is a string, so that it must be given a
-    list.
+    list. knows_developer: it names the role `developer`.
     """
 
     def __init__(self, source: str) -> None:
@@ -318,6 +318,9 @@ class Template:
         tree = environment.parse(source)
         self.shows_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
         self.takes_parts = _takes_parts(tree)
+        self.knows_developer = any(
+            constant.value == "developer" for constant in tree.find_all(nodes.Const)
+        )
 
     def render(self, variables: Mapping[str, Any], size: int) -> str:
         """The text for `variables`, which hold about `size` characters.
