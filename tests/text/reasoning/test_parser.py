@@ -37,6 +37,10 @@ def thought(text, *rest):
 
 CASES = [
     # format, whether the prompt ends in reasoning, the answer, its events
+    ("openai_gptoss", False, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+     "<|channel|>final<|message|>Yes.", thought("Hm.", "Yes.")),
+    ("openai_gptoss", True, "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+     thought("Hm.", "Yes.")),
     ("qwen3", False, "<think>\nHm.\n</think>\n\nYes.", thought("Hm.", "Yes.")),
     ("qwen3", False, "Yes. a < b", [Content("Yes. a < b")]),
     ("qwen3", False, "\n <think>Hm.</think>Yes.", thought("Hm.", "Yes.")),

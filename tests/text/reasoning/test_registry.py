@@ -54,6 +54,12 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<|turn>model\n{% if not enable_thinking | default(false) %}"
         "<|channel>thought\n<channel|>{% endif %}{% endif %}"
     ),
+    "openai_gptoss": (
+        "{% for m in messages %}<|start|>{{ m.role }}"
+        "{{ '<|channel|>analysis' if m.reasoning else '<|channel|>final' if m.role != 'user' }}"
+        "<|message|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
 }
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
 TURNS = [
@@ -118,6 +124,7 @@ def test_models_that_do_not_think_have_none():
         ("mistral", {}, False),
         ("gemma4", {}, False),
         ("gemma4", {"enable_thinking": True}, False),
+        ("openai_gptoss", {}, False),
     ],
 )
 @pytest.mark.parametrize("said", ["Hi", "What is <think>?", "It ends with </think>. <think>"])
@@ -138,6 +145,10 @@ def test_an_answer_that_is_continued_begins_where_it_stands(tokenizer):
     assert not found.starts_in_reasoning(f"{turn}<think>\nHm.\n</think>\n\nYes", tokenizer)
     assert not found.starts_in_reasoning(f"{turn}Yes", tokenizer)
     assert not found.starts_in_reasoning("Hi", tokenizer)
+    found = registry.find("openai_gptoss")
+    turn = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>Hm"
+    assert found.starts_in_reasoning(turn, tokenizer)
+    assert not found.starts_in_reasoning(f"{turn}<|end|><|start|>assistant", tokenizer)
 
 
 def test_markers_as_tokens(tokenizer):

@@ -6,6 +6,7 @@ from octavo.text.reasoning.deepseek_r1 import DeepSeekR1
 from octavo.text.reasoning.deepseek_v3 import DeepSeekV3
 from octavo.text.reasoning.gemma4 import Gemma4
 from octavo.text.reasoning.glm45 import Glm45
+from octavo.text.reasoning.gpt_oss import GptOss
 from octavo.text.reasoning.granite import Granite
 from octavo.text.reasoning.mistral import Mistral
 from octavo.text.reasoning.olmo3 import Olmo3
@@ -13,7 +14,7 @@ from octavo.text.reasoning.qwen3 import Qwen3
 
 # The first whose template matches is taken: the more particular ones come first.
 FORMATS: tuple[ReasoningFormat, ...] = (
-    Gemma4(), Mistral(), Granite(), DeepSeekV3(), Glm45(), Olmo3(), Qwen3(), DeepSeekR1(),
+    GptOss(), Gemma4(), Mistral(), Granite(), DeepSeekV3(), Glm45(), Olmo3(), Qwen3(), DeepSeekR1(),
 )  # fmt: skip
 
 
