@@ -49,9 +49,24 @@ class RequestTypeError(RequestError, TypeError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt, or the prompt with `max_tokens`, is longer than the model's window."""
+    """The prompt, or the prompt with `max_tokens`, is longer than the model's window.
+
+    tokens: those of the prompt, or how many it has at least. limit: the window. None where neither
+    is known.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, param)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class QueueFullError(RequestError):

@@ -69,7 +69,7 @@ def test_the_docs_page_needs_nothing_from_elsewhere(server):
         ("/v1/responses/abc", "not kept"), ("/v1/responses/abc/cancel", "not kept"),
         ("/api/chat", "base URL that ends in /v1"), ("/api/tags", "Ollama"),
         ("/v1/embeddings", "embedding"), ("/v1/rerank", "reranking"),
-        ("/v1/messages/count_tokens", "Anthropic"), ("/props", "llama.cpp"),
+        ("/v1/messages/batches", "octavo run-batch"), ("/props", "llama.cpp"),
         ("/sleep", "cannot sleep"), ("/healthz", "GET /health"), ("/invocations", "SageMaker"),
         ("/chat/completions", "missing at the end of the client's base URL"),
         ("/v1/v1/chat/completions", "has /v1 twice"), ("/v1/batches", "octavo run-batch"),

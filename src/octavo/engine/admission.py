@@ -31,6 +31,8 @@ def admit(submission: Submission, capabilities: EngineCapabilities) -> Submissio
             f"the prompt has {counted(length, 'token')}; the model's limit is "
             f"{counted(limits.max_model_len, 'token')}, one of them for the answer",
             "prompt",
+            length,
+            limits.max_model_len,
         )
     _check_prompt(submission.token_ids, limits)
     _check_params(params, limits)
@@ -100,6 +102,8 @@ def _check_window(length: int, params: SamplingParams, limits: RunnerLimits) -> 
             f"together they exceed the limit of {limits.max_model_len}, so max_tokens may be "
             f"at most {left}",
             "max_tokens",
+            length,
+            limits.max_model_len,
         )
     if params.min_tokens > left:
         raise RequestError(

@@ -23,6 +23,9 @@ from octavo.server.document import openapi_document
 from octavo.server.error_shapes import answer_of
 from octavo.server.errors import HTTPError, fault_of, unavailable
 from octavo.server.generation import client_of
+from octavo.server.messages import count_tokens, create_message
+from octavo.server.messages_events import Message, TokenCount
+from octavo.server.messages_protocol import MessagesBody, PromptBody
 from octavo.server.middleware import BodyLimit, KeyGuard, open_paths
 from octavo.server.models import detokenize, get_model, json_response, list_models, tokenize
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -54,6 +57,8 @@ _ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...] = 
     ("POST", "/v1/completions", create_completion, CompletionBody, Completion),
     ("POST", "/v1/chat/completions", create_chat, ChatBody, ChatCompletion),
     ("POST", "/v1/responses", create_response, ResponsesBody, ResponseObject),
+    ("POST", "/v1/messages", create_message, MessagesBody, Message),
+    ("POST", "/v1/messages/count_tokens", count_tokens, PromptBody, TokenCount),
     ("GET", "/v1/models", list_models, None, ModelList),
     ("GET", "/v1/models/{name:path}", get_model, None, Model),
     ("POST", "/tokenize", tokenize, TokenizeBody, Tokens),

@@ -40,6 +40,16 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
 
 
+async def render(service: Service, conversation: Conversation) -> ChatPrompt:
+    """The prompt that `start` submits. Raises RequestError."""
+    return await service.prompts.render(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        chat_template_kwargs=conversation.chat_template_kwargs,
+    )
+
+
 async def start(
     service: Service,
     request: Request,
@@ -52,12 +62,7 @@ async def start(
     Raises RequestError naming a field of `Conversation` or `SamplingParams`, QueueFullError. The
     caller closes the dialogue.
     """
-    prompt = await service.prompts.render(
-        conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        continue_final_message=conversation.continue_final_message,
-        chat_template_kwargs=conversation.chat_template_kwargs,
-    )
+    prompt = await render(service, conversation)
     submission = await make_submission(service, prompt.token_ids, params, conversation)
     made = await submit(service, request, conversation, kind, [(submission, prompt.text)])
     return Dialogue(made, prompt)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.server.error_shapes import MESSAGES
 from octavo.server.middleware import open_paths
 from octavo.server.options import ServerConfig
 from octavo.server.protocol import without_effect
@@ -24,10 +25,17 @@ _ERROR_FIELDS = {
     "param": {"anyOf": [_TEXT, {"type": "null"}]},
     "code": _TEXT,
 }
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+_MESSAGES_ERROR = {"type": _TEXT, "message": _TEXT}
+_CHUNKS = "events whose data are chunks in the shape of the JSON, then [DONE]"
 
 
 def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict[str, Any]:
-    """Paths in the order of `routes`; a reply that has `choices` or `output` may be streamed."""
+    """Paths in the order of `routes`; a reply that is a struct with `choices`, or that says what
+    its `events` are, may be streamed."""
     routes = list(routes)
     structs = [kind for _, _, *kinds in routes for kind in kinds if isinstance(kind, type)]
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
@@ -35,12 +43,15 @@ def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict
     for kind in structs:
         components[kind.__name__]["properties"].update(without_effect(kind))
     components["Error"] = _object({"error": _object(_ERROR_FIELDS)})
+    components["MessagesError"] = _object(
+        {"type": {"const": "error"}, "error": _object(_MESSAGES_ERROR), "request_id": _TEXT}
+    )
     paths: dict[str, Any] = {}
     for method, path, body, reply in routes:
         shown = path.replace(":path", "")
         operation = _operation(method, shown, known.get(body), reply, known.get(reply))
         if options.api_key and path not in open_paths(options):
-            operation["security"] = [{"key": []}]
+            operation["security"] = [{name: []} for name in _KEYS]
         paths.setdefault(shown, {})[method.lower()] = operation
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -55,7 +66,7 @@ def openapi_document(routes: Iterable[Described], options: ServerConfig) -> dict
     if options.root_path:
         document["servers"] = [{"url": options.root_path}]
     if options.api_key:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["components"]["securitySchemes"] = _KEYS
     return document
 
 
@@ -66,7 +77,8 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _operation(
     method: str, path: str, body: Any, reply: type | str | None, schema: Any
 ) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
+    shape = "MessagesError" if path.startswith(MESSAGES) else "Error"
+    error = {"application/json": {"schema": {"$ref": _REF.format(name=shape)}}}
     retry = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
     found: dict[str, Any] = {
         "operationId": f"{method} {path}",
@@ -91,8 +103,8 @@ def _content(reply: type | str | None, schema: Any) -> dict[str, Any]:
     if isinstance(reply, str):
         return {"content": {reply: {"schema": _TEXT}}}
     content = {"application/json": {"schema": schema}}
-    if {"choices", "output"} & set(getattr(reply, "__struct_fields__", ())):
+    usual = _CHUNKS if "choices" in getattr(reply, "__struct_fields__", ()) else None
+    if events := getattr(reply, "events", usual):
         # No type: some readers take the schema for the whole text, some for each event.
-        events = "with `stream`: events whose data are chunks in the shape of the JSON, then [DONE]"
-        content["text/event-stream"] = {"schema": {"description": events}}
+        content["text/event-stream"] = {"schema": {"description": f"with `stream`: {events}"}}
     return {"content": content}

@@ -8,6 +8,7 @@ cannot fit into the model's window is refused before that. What the engine makes
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
@@ -16,6 +17,7 @@ from octavo.models.files import resolve_tokenizer
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.grammar import grammar_of
+from octavo.text.placement import Placement, placement
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
 
 GRAMMAR_SECONDS = 5.0  # for what a request says of its answer's form
@@ -45,6 +47,11 @@ class PromptEncoder:
     def fit(self, max_model_len: int) -> None:
         """Refuse texts that must be longer than this many tokens."""
         self._window = max_model_len
+
+    @cached_property
+    def placement(self) -> Placement:
+        """What the chat template does with messages in unusual places."""
+        return placement(self.tokenizer, self._template)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -87,6 +94,8 @@ class PromptEncoder:
                 f"the prompt has at least {counted(at_least, 'token')}; the model's limit is "
                 f"{counted(self._window, 'token')}",
                 param,
+                at_least,
+                self._window,
             )
 
 

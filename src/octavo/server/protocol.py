@@ -231,10 +231,7 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
     oddities: list[str] = []
     fields = kept(_load_object(raw, oddities), kind)
     kind.check_inner(fields)
-    try:
-        body = msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        _refuse(str(error), fields)
+    body = struct_of(fields, kind)
     if oddities:
         raise RequestError(f"the body is not valid JSON: it holds {oddities[0]}")
     return body
@@ -242,13 +239,25 @@ def parse(raw: bytes, kind: type[BodyT]) -> BodyT:
 
 def inner(value: object, kind: type[BodyT], where: str) -> BodyT:
     """The object `value` inside a body, at the path `where`. Raises as `parse`."""
+    return struct_of(kept(object_at(value, where), kind, f"{where}."), kind, where)
+
+
+def object_at(value: object, where: str) -> dict[str, Any]:
+    """`value`, which must be an object."""
     if not isinstance(value, dict):
         raise RequestTypeError(f"{where} must be an object, not {shown(value, 60)}", where)
-    fields = kept(value, kind, f"{where}.")
+    return value
+
+
+def struct_of(fields: Mapping[str, Any], kind: type[BodyT], where: str = "") -> BodyT:
+    """What `kept` leaves, as a `kind`. Raises RequestError or RequestTypeError naming the field.
+
+    where: the path of an object inside a body.
+    """
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        _refuse(str(error), fields, f"{where}.")
+        _refuse(str(error), fields, where)
 
 
 class _NotANumber:
@@ -310,6 +319,7 @@ def kept(fields: Mapping[str, Any], kind: type[Body], where: str = "") -> dict[s
     where: the path of an object inside a body, which has no fields without effect.
     """
     known = kind.__struct_fields__
+    tag = kind.__struct_config__.tag_field
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if name in known:
@@ -317,6 +327,8 @@ def kept(fields: Mapping[str, Any], kind: type[Body], where: str = "") -> dict[s
                 continue
             if type(value) is float and name in _integers(kind) and value.is_integer():
                 value = int(value)  # JSON has one kind of number: 1.0 is an integer
+            found[name] = value
+        elif name == tag:
             found[name] = value
         elif name in kind.refused:
             if value is not None and not _neutral(name, value, kind.refused[name], fields):
@@ -361,21 +373,21 @@ def _equal(one: object, other: object) -> bool:
     return one == other and (type(one) is bool) == (type(other) is bool)
 
 
-def _refuse(text: str, fields: dict[str, Any], where: str = "") -> NoReturn:
+def _refuse(text: str, fields: Mapping[str, Any], where: str) -> NoReturn:
     """Raise our error for msgspec's, such as `Expected ..., got ... - at $.a[0].b`.
 
     where: the path of the object with these fields.
     """
     reason, _, place = text.partition(" - at `$")
-    path = place.rstrip("`").lstrip(".").replace("[...]", "")
+    name = place.rstrip("`").lstrip(".").replace("[...]", "")
+    path = ".".join(filter(None, (where, name)))
     if missing := re.match(r"Object missing required field `(.*)`", reason):
-        name = where + (f"{path}.{missing[1]}" if path else missing[1])
-        raise RequestError(f"{name} is missing", name)
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        raise RequestError(f"{path} is missing", path)
     wanted = reason.replace("`", "").replace(" | null", "").replace("Expected", "expected")
     wanted = wanted.replace("_NotANumber", "what is not a JSON number")
-    value = fields.get(path)
+    value = fields.get(name)
     had = f": {shown(value, 60)}" if isinstance(value, (str, int, float, bool)) else ""
-    path = where + path
     raise RequestTypeError(f"{path or 'the body'}: {wanted}{had}", path or None)
 
 

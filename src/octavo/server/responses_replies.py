@@ -4,7 +4,7 @@ Items are frozen: one that grows is a new one, so that an event keeps what it wa
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -78,6 +78,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """A response, and what was asked for. Stateless: nothing of it is kept."""
 
+    events: ClassVar[str] = "events in OpenAI's order, each named as its `type`"
     id: str
     object: Literal["response"] = "response"
     created_at: int

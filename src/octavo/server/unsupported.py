@@ -12,7 +12,6 @@ _OPENAI = "connect to this server as to an OpenAI-compatible one, with a base UR
 _PATHS = {
     "responses are not kept: a response is in the answer to its POST /v1/responses alone":
     "/v1/responses/",
-    f"Anthropic's API is not supported; {_CHAT}": "/v1/messages /v1/messages/",
     f"Cohere's API is not supported; {_CHAT}": "/cohere/ /v2/chat",
     f"Ollama's API is not supported; {_OPENAI}": "/api/",
     f"llama.cpp's own API is not supported; {_OPENAI}": "/completion /props /slots /slots/ /infill "
@@ -29,7 +28,7 @@ _PATHS = {
     "/v1/realtime",
     "batches are not run by the server; use the command `octavo run-batch`, or send the requests "
     "at once": "/v1/batches /v1/batches/ /v1/files /v1/files/ /v1/uploads "
-    "/v1/chat/completions/batch",
+    "/v1/chat/completions/batch /v1/messages/batches /v1/messages/batches/",
     "models cannot be trained here": "/v1/fine_tuning/",
     "LoRA adapters are not supported; merge the adapter into the weights": "/v1/load_lora_adapter "
     "/v1/unload_lora_adapter",

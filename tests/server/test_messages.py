@@ -1,0 +1,185 @@
+"""Anthropic's Messages API over HTTP: whole and streamed answers, counts, errors, the cache."""
+
+import json
+
+import pytest
+
+MODEL = "scripted"
+
+
+def send(server, text="hi", *, path="/v1/messages", **fields):
+    body = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": text}]}
+    return server.post(path, **{k: v for k, v in {**body, **fields}.items() if v is not None})
+
+
+def answer(server, text="hi", **fields):
+    reply = send(server, text, **fields)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def read_events(raw):
+    """A strict reader: each event has its name and one line of data, and [DONE] is no event."""
+    blocks = raw.decode().split("\n\n")
+    assert blocks.pop() == ""
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def stream(server, text="hi", **fields):
+    reply = send(server, text, stream=True, **fields)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return read_events(reply.content)
+
+
+def folded(events):
+    """The message that a client makes of a stream's events."""
+    first, last = events[0], events[-2]
+    assert [e["type"] for e in (first, last, events[-1])] == [
+        "message_start", "message_delta", "message_stop",
+    ]  # fmt: skip
+    message = {**first["message"], **last["delta"], "usage": last["usage"]}
+    assert message.pop("content") == []
+    assert first["message"]["stop_reason"] is None
+    content = []
+    for event in events[1:-2]:
+        if event["type"] == "content_block_start":
+            content.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            field = delta["type"].removesuffix("_delta")
+            content[event["index"]][field] += delta[field]
+    return {**message, "content": content}
+
+
+def both(server, text, **fields):
+    """The answer without what differs between two requests, asserted to be equal streamed."""
+    whole, streamed = answer(server, text, **fields), folded(stream(server, text, **fields))
+    for message in (whole, streamed):
+        assert message.pop("id").startswith("msg_")
+        usage = message.pop("usage")
+        assert usage["cache_creation_input_tokens"] == 0
+        message["tokens"] = usage["output_tokens"]
+        message["prompt"] = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert whole == streamed
+    return whole
+
+
+def refused(server, status=400, **fields):
+    reply = send(server, **fields)
+    assert reply.status_code == status, reply.text
+    body = reply.json()
+    assert body["request_id"] == reply.headers["request-id"]
+    assert set(body) == {"type", "error", "request_id"}
+    return body["error"]
+
+
+def test_the_shape_of_an_answer(server):
+    found = both(server, server.say("ABC", "DE"))
+    assert found.pop("prompt") > 20
+    assert found == {
+        "type": "message", "role": "assistant", "model": MODEL, "tokens": 3,
+        "content": [{"type": "text", "text": "ABCDE"}],
+        "stop_reason": "end_turn", "stop_sequence": None,
+    }  # fmt: skip
+    assert both(server, server.say())["content"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "ending"),
+    [
+        ({"max_tokens": 2}, "ABCDE", ("max_tokens", None)),
+        ({"stop_sequences": ["CD", "FG"]}, "AB", ("stop_sequence", "CD")),
+        ({"stop_sequences": ["FGH"]}, "ABCDE", ("stop_sequence", "FGH")),
+        ({"stop_sequences": ["no"]}, "ABCDEFGHI", ("end_turn", None)),
+    ],
+)
+def test_why_an_answer_ends(server, fields, text, ending):
+    found = both(server, server.say("ABC", "DE", "FG", "HI"), **fields)
+    assert found["content"] == [{"type": "text", "text": text}]
+    assert (found["stop_reason"], found["stop_sequence"]) == ending
+
+
+def test_the_ids_of_a_request(server):
+    for streamed in (False, True):
+        reply = server.http.post(
+            "/v1/messages",
+            headers={"X-Request-Id": "mine"},
+            json={"model": MODEL, "max_tokens": 4, "stream": streamed,
+                  "messages": [{"role": "user", "content": "x"}]},
+        )  # fmt: skip
+        assert reply.headers["request-id"] == reply.headers["x-request-id"] == "mine"
+        assert '"id":"msg_mine"' in reply.text
+
+
+def test_a_final_answer_is_continued(server):
+    messages = [{"role": "user", "content": server.say("DE")},
+                {"role": "assistant", "content": "AB"}]  # fmt: skip
+    whole = answer(server, messages=messages)
+    assert whole["content"] == [{"type": "text", "text": "DE"}]
+    # A turn that ends with the text, without the end of a turn and the start of another.
+    opened = answer(server, messages=messages[:1])
+    assert tokens_of(whole) == tokens_of(opened) + 2
+
+
+def tokens_of(message):
+    return message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"system": "Be brief."}, {"system": [{"type": "text", "text": "a"}]},
+        {"thinking": {"type": "disabled"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "ď🌶<|eot|>"}]}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
+    ],
+)  # fmt: skip
+def test_a_count_is_the_length_of_the_prompt(server, fields):
+    counted = send(server, path="/v1/messages/count_tokens", max_tokens=None, **fields)
+    assert counted.json() == {"input_tokens": tokens_of(answer(server, max_tokens=4, **fields))}
+
+
+def test_errors_have_anthropics_shape(server):
+    assert refused(server, max_tokens=None)["message"] == "max_tokens is missing"
+    assert refused(server, 404, model="other")["type"] == "not_found_error"
+    assert "exceed context limit" in refused(server, max_tokens=4000)["message"]
+    long = refused(server, text="x" * 600)
+    assert long["type"] == "invalid_request_error"
+    assert long["message"].startswith("prompt is too long: ")
+    reply = send(server, path="/v1/messages/count_tokens", text="x" * 5000, max_tokens=None)
+    assert reply.json()["error"]["message"].startswith("prompt is too long: ")
+    for method, path, status in (("GET", "/v1/messages", 405), ("POST", "/v1/messages/x", 404)):
+        reply = server.http.request(method, path)
+        assert (reply.status_code, reply.json()["type"]) == (status, "error")
+    raw = server.http.post("/v1/messages", content=b"{", headers={"content-type": "text/plain"})
+    assert raw.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_keys_and_sizes_are_refused_in_anthropics_shape(make_server):
+    server = make_server({"api_key": ("k",), "max_body_mb": 0.01})
+    assert refused(server, 401)["type"] == "authentication_error"
+    for headers in ({"x-api-key": "k"}, {"Authorization": "Bearer k"}):
+        server.http.headers = headers
+        assert answer(server, server.say("A"))["stop_reason"] == "end_turn"
+    assert refused(server, 413, text="x" * 20_000)["type"] == "request_too_large"
+
+
+def test_a_failure_in_a_stream_is_an_event_and_the_last(server):
+    *_, last = stream(server, "!fail")
+    assert last["type"] == "error"
+    assert last["error"]["type"] == "api_error"
+    assert refused(server, 500, text="!fail")["type"] == "api_error"
+    server.assert_alive()
+
+
+def test_any_of_the_served_names_will_do(make_server):
+    server = make_server({"served_model_name": ("claude-sonnet", "claude-haiku")})
+    for name in ("claude-sonnet", "claude-haiku"):
+        assert answer(server, model=name)["model"] == name
+    assert refused(server, 404, model=MODEL)["type"] == "not_found_error"
