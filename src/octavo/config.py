@@ -150,6 +150,14 @@ class EngineConfig:
         "auto", "auto: the model's own sampling defaults; octavo: only the built-in ones"
     )
     chat_template: str | None = _option(None, "file with a chat template, if not the model's")
+    tool_call_parser: str | None = _option(
+        None, "format in which the model writes tool calls; default: the one that its chat "
+              "template shows"
+    )  # fmt: skip
+    reasoning_parser: str | None = _option(
+        None, "format in which the model writes reasoning; default: the one that its chat template "
+              "shows"
+    )  # fmt: skip
     load_progress: bool = _option(True, "show progress while loading")
     huge_pages: bool = _option(
         True, "CPU: weights and KV in memory pages of 2 MiB; changes the allocator of this process"

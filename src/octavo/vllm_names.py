@@ -113,7 +113,8 @@ _MEDIA = Why("images, audio and video are not supported", "use a text model with
 _POOLING = Why("embedding, classification and scoring are not supported", "only text is generated")
 _FORM = "vLLM has replaced it"
 _BACKEND = Why("llguidance enforces every grammar", "leave it out")
-_TOOLS = Why("tool calls in answers are not parsed", "read them from the answer's text")
+_PARSERS = Why("parsers and grammars of a format belong together",
+               "a format is one file of octavo.text.tools or octavo.text.reasoning")
 _REASONING = Why("reasoning in answers is not parsed", "read it from the answer's text")
 _BEAM = Why("beam search is not supported", "use n with a temperature, and rank by "
             "cumulative_logprob")
@@ -226,7 +227,8 @@ _ENGINE = [
     *_supported(E, """model tokenizer revision kv_cache_dtype seed tensor_parallel_size
         data_parallel_size gpu_memory_utilization kv_cache_memory_bytes enforce_eager
         num_gpu_blocks_override swap_space chat_template preemption_mode async_scheduling
-        data_parallel_address"""),
+        data_parallel_address tool_call_parser"""),
+    Entry(E, "reasoning_parser", Status.SUPPORTED, neutral=("",)),
     *[Entry(E, name, Status.SUPPORTED, neutral=(None,)) for name in
       ("block_size", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs")],
     Entry(E, "max_model_len", Status.SUPPORTED, neutral=(-1, "auto"),
@@ -303,7 +305,8 @@ _ENGINE = [
     *_refused(E, Why(_BACKEND.reason, "give its options with a request's structured_outputs"),
               structured_outputs_config={}, aux_output_config={}),
     *_no_effect(E, _BACKEND.reason, guided_decoding_backend=("auto", "guidance")),
-    *_refused(E, _REASONING, reasoning_parser="", reasoning_parser_plugin=None,
+    *_refused(E, _PARSERS, reasoning_parser_plugin=None),
+    *_refused(E, Why("the markers of reasoning follow from its format", "use reasoning_parser"),
               reasoning_config=None),
     *_refused(E, _PROCESSORS, logits_processors=[]),
     *_refused(E, _PARALLEL, pipeline_parallel_size=1,
@@ -433,8 +436,12 @@ _SERVER = [
                 chat_template_content_format=("auto", "string")),
     *_no_effect(V, "the assistant answers", response_role="assistant"),
     *_refused(V, _LORA, lora_modules=[]),
-    *_refused(V, _TOOLS, enable_auto_tool_choice=False, tool_call_parser=None,
-              tool_parser_plugin="", exclude_tools_when_tool_choice_none=False, tool_server=None,
+    *_supported(V, "exclude_tools_when_tool_choice_none"),
+    *_no_effect(V, "tools may always be chosen freely", enable_auto_tool_choice=(False, True)),
+    *_refused(V, _PARSERS, tool_parser_plugin=""),
+    *_refused(V, Why("the server runs no tools", "run them in the client"), tool_server=None),
+    *_refused(V, Why("names and arguments of calls are always held to the tools",
+                     "strict: false at a tool lets its arguments be any JSON object"),
               tool_strict_level=None),
     *_refused(V, _REASONING, reasoning_effort_map=None, cohere_is_reasoning_model=True,
               anthropic_disabled_thinking_effort="auto"),
@@ -512,21 +519,16 @@ _REQUEST = [
         ignore_eos min_tokens max_tokens max_completion_tokens logprobs top_logprobs prompt_logprobs
         logit_bias allowed_token_ids bad_words skip_special_tokens stream stream_options priority
         request_id cache_salt response_format structured_outputs return_token_ids
-        return_tokens_as_token_ids echo add_special_tokens
+        return_tokens_as_token_ids echo add_special_tokens tools tool_choice parallel_tool_calls
+        reasoning_effort include_reasoning thinking_token_budget
         add_generation_prompt continue_final_message chat_template_kwargs tokens
         return_token_strs"""),
     *_any_value(R, "bookkeeping of the caller's", "user"),
     *_no_effect(R, "special tokens are written as they are spelled, as fast tokenizers do either "
                 "way", spaces_between_special_tokens=(True, False)),
-    *_no_effect(R, "there are no tools to choose among", tool_choice=("none", "auto"),
-                parallel_tool_calls=(True, False)),
     *_refused(R, Why("n is the number of answers, and none is left out", "use n"), best_of=1),
     *_refused(R, _BEAM, use_beam_search=False, length_penalty=1, early_stopping=False),
     *_replaced(R),
-    *_refused(R, Why("tools are not supported by the server yet",
-                     "LLM.chat(tools=...) shows them to the model"), tools=[]),
-    *_refused(R, _REASONING, reasoning_effort="none", include_reasoning=True,
-              thinking_token_budget=None),
     *_refused(R, _TRUNCATE, truncate_prompt_tokens=None, truncation_side=None),
     *_refused(R, _IDS, logprob_token_ids=[]),
     *_refused(R, _PROMPTS, prompt_embeds=[]),
@@ -685,7 +687,7 @@ _IMPORTS = [
     *_refused(P, _WATERMARK, **{"v1.watermarking": None}),
     *_refused(P, Why("the parts of vLLM's engine are its own",
                      "docs/architecture.md shows those of Octavo"), v1=None),
-    *_refused(P, _TOOLS, tool_parsers=None),
+    *_refused(P, _PARSERS, tool_parsers=None),
     *_refused(P, _TRACE, tracing=None),
     *_refused(P, Why("LLM(...).get_tokenizer() gives the tokenizer of a model"),
               transformers_utils=None, tokenizers=None, renderers=None),

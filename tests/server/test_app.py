@@ -135,7 +135,8 @@ def test_the_document_describes_every_field_and_answer(server):
             assert {"200", "4XX", "5XX"} <= set(operation["responses"])
             assert "422" not in operation["responses"]
     assert fields["additionalProperties"] is False
-    assert fields["properties"]["tools"] == {"enum": [None, []]}
+    assert fields["properties"]["functions"] == {"enum": [None, []]}
+    assert "tool_choice" in fields["properties"]
     assert "user" in fields["properties"]
     assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
     assert "securitySchemes" not in document["components"]

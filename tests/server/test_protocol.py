@@ -224,11 +224,8 @@ def test_a_chat_takes_neutral_values(fields):
         ({"best_of": True}, "best_of"), ({"n": 1.5}, "n"), ({"suffix": "x"}, "suffix"),
         ({"use_beam_search": True}, "use_beam_search"), ({"length_penalty": 1.5}, "length_penalty"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
-        ({"tool_choice": "required"}, "tool_choice"), ({"reasoning_effort": "low"},
-         "reasoning_effort"), ({"verbosity": "low"}, "verbosity"),
-        ({"tool_choice": "auto", "tools": [{}]}, "tools"), ({"top_logprobs": -1}, "top_logprobs"),
+        ({"verbosity": "low"}, "verbosity"), ({"top_logprobs": -1}, "top_logprobs"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"include_reasoning": False}, "include_reasoning"),
     ],
 )  # fmt: skip
 def test_other_values_of_the_same_fields_are_refused_by_name(fields, param):
@@ -248,8 +245,26 @@ def test_a_message_that_clients_send_back_may_have_empty_fields(field):
     message = {"role": "assistant", "content": "hi"}
     assert chat(messages=[*HI, {**message, **field}]).messages[1] == message
     name = next(iter(field))
+    if name in ("reasoning", "reasoning_content", "tool_calls"):
+        name, message = "tool_call_id", {**message, "role": "user"}
     with pytest.raises(RequestError, match="not supported"):
         chat(messages=[*HI, {**message, name: "something"}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"), ({"tools": [{}]}, "tools"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ],
+)  # fmt: skip
+def test_a_completion_has_no_part_of_a_conversation(fields, param):
+    error = refused({"prompt": "x", **fields})
+    assert error.param == param
+    assert "/v1/chat/completions" in str(error)
 
 
 def test_bookkeeping_fields_are_accepted():

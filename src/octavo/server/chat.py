@@ -1,12 +1,13 @@
 """`POST /v1/chat/completions`: one generator of chunks, sent as they come or folded into one."""
 
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.outputs import CompletionOutput
+from octavo.outputs import AnswerMessage, CompletionOutput, ToolCall
 from octavo.server.body import parse_request
 from octavo.server.conversation import Conversation, Dialogue, Part, start
 from octavo.server.generation import (
@@ -21,14 +22,18 @@ from octavo.server.replies import (
     ChatChoice,
     ChatCompletion,
     ChatDelta,
+    ChatFunction,
     ChatMessage,
+    ChatReason,
+    ChatToolCall,
     Maybe,
     Usage,
 )
 from octavo.server.service import Service
 from octavo.server.sse import Answer, EventStream
-from octavo.text.answer import Content
+from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from octavo.text.message import message_of
+from octavo.text.tool_request import read_choice, read_tools
 
 
 async def create_chat(service: Service, request: Request) -> Response:
@@ -45,8 +50,14 @@ async def create_chat(service: Service, request: Request) -> Response:
 
 
 def _conversation(body: ChatBody) -> Conversation:
+    tools = () if body.tools is None else read_tools(body.tools)
     return Conversation(
         messages=body.messages,
+        tools=tools,
+        tool_choice=read_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=body.reasoning_effort,
+        include_reasoning=body.include_reasoning is not False,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
@@ -66,6 +77,8 @@ class _Writer:
         self._body = body
         self._formatter = token_formatter(dialogue.generation.service, body)
         self._begun: set[int] = set()
+        self._calls = defaultdict[int, tuple[int, int]](lambda: (0, 0))  # begun, ended
+        self._named = isinstance(body.tool_choice, Mapping) and "function" in body.tool_choice
 
     async def chunks(self) -> AsyncGenerator[ChatCompletion, None]:
         """The chunks of the stream; the last one has the usage, if it was asked for."""
@@ -87,23 +100,52 @@ class _Writer:
         answer = self._chunk("chat.completion", [], UNSET)
         async for _, events, output in self._dialogue.events():
             choice = self._choice(output)
-            choice.message = ChatMessage("assistant", message_of(events).content)
+            choice.message = self._message(message_of(events))
+            choice.finish_reason = self._reason(events, output)
             answer.choices.append(choice)
         self._add_prompt(answer)
         answer.usage = self._dialogue.usage()
         return answer
+
+    def _message(self, found: AnswerMessage) -> ChatMessage:
+        calls = [_tool_call(call) for call in found.tool_calls]
+        message = ChatMessage("assistant", found.content, tool_calls=calls or UNSET)
+        if found.reasoning is not None:
+            self._add_reasoning(message, found.reasoning)
+        return message
 
     def _streamed(self, part: Part) -> ChatChoice:
         index, events, output = part
         choice = self._choice(output)
         first = index not in self._begun
         self._begun.add(index)
-        text = "".join(event.text for event in events if isinstance(event, Content))
-        choice.delta = ChatDelta(
-            content=text if text or first else UNSET,
-            role="assistant" if first else UNSET,
-        )
+        choice.finish_reason = self._reason(events, output)
+        choice.delta = delta = ChatDelta(role="assistant" if first else UNSET)
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        if content or (first and not events):
+            delta.content = content
+        if reasoning := "".join(event.text for event in events if isinstance(event, Reasoning)):
+            self._add_reasoning(delta, reasoning)
+        if calls := _call_deltas(events):
+            delta.tool_calls = calls
         return choice
+
+    def _add_reasoning(self, target: ChatMessage | ChatDelta, text: str) -> None:
+        """Under both names: clients read one or the other."""
+        names = self._dialogue.generation.service.options.reasoning_field
+        if names != "reasoning_content":
+            target.reasoning = text
+        if names != "reasoning":
+            target.reasoning_content = text
+
+    def _reason(self, events: list[Event], output: CompletionOutput) -> ChatReason:
+        """Why a choice has ended. A named tool was called because it had to be, as with OpenAI."""
+        called, ended = self._calls[output.index]
+        called += sum(isinstance(event, CallBegin) for event in events)
+        ended += sum(isinstance(event, CallEnd) for event in events)
+        self._calls[output.index] = called, ended
+        by_itself = output.finish_reason == "stop" and called and called == ended
+        return "tool_calls" if by_itself and not self._named else output.finish_reason
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         body = self._body
@@ -133,3 +175,22 @@ class _Writer:
     ) -> ChatCompletion:
         made = self._dialogue.generation
         return ChatCompletion(made.id, kind, made.created, made.model, FINGERPRINT, choices, usage)
+
+
+def _tool_call(call: ToolCall) -> ChatToolCall:
+    return ChatToolCall(ChatFunction(call.arguments, call.name), id=call.id, type="function")
+
+
+def _call_deltas(events: list[Event]) -> list[ChatToolCall]:
+    """What is new of calls: each opens with its id and name, and goes on with arguments."""
+    found: list[ChatToolCall] = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            function = ChatFunction("", event.name)
+            found.append(ChatToolCall(function, event.index, event.id, "function"))
+        elif isinstance(event, CallArguments):
+            if found and found[-1].index == event.index:
+                found[-1].function.arguments += event.text
+            else:
+                found.append(ChatToolCall(ChatFunction(event.text), event.index))
+    return found

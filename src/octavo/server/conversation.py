@@ -17,7 +17,11 @@ from octavo.server.generation import Generation, make_submission, submit
 from octavo.server.replies import Usage
 from octavo.server.service import Service
 from octavo.text.answer import Content, Event
+from octavo.text.answer_reader import AnswerReader
 from octavo.text.chat import ChatPrompt
+from octavo.text.model_formats import template_variables
+from octavo.text.tool_request import ToolChoice, described
+from octavo.text.tools.base import Tool
 
 # What is new of one choice: its index, the events, and the output that they were made from.
 Part = tuple[int, list[Event], CompletionOutput]
@@ -27,9 +31,15 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be answered. `messages` are in the form of OpenAI's chat completions.
 
     The form of the answer's text, and all else that `SamplingParams` can say, is theirs.
+    include_reasoning: whether the events have it; it is generated either way.
     """
 
     messages: Sequence[Mapping[str, Any]]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -38,16 +48,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     deadline: float | None = None
     cache_salt: str | None = None
-
-
-async def render(service: Service, conversation: Conversation) -> ChatPrompt:
-    """The prompt that `start` submits. Raises RequestError."""
-    return await service.prompts.render(
-        conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        continue_final_message=conversation.continue_final_message,
-        chat_template_kwargs=conversation.chat_template_kwargs,
-    )
 
 
 async def start(
@@ -62,10 +62,38 @@ async def start(
     Raises RequestError naming a field of `Conversation` or `SamplingParams`, QueueFullError. The
     caller closes the dialogue.
     """
+    form = service.prompts.formats.form(
+        conversation.tools,
+        conversation.tool_choice,
+        conversation.parallel_tool_calls,
+        params.structured_outputs,
+    )
     prompt = await render(service, conversation)
-    submission = await make_submission(service, prompt.token_ids, params, conversation)
-    made = await submit(service, request, conversation, kind, [(submission, prompt.text)])
-    return Dialogue(made, prompt)
+    submission = await make_submission(service, prompt.token_ids, params, conversation, form)
+    prompted = [(submission, prompt.text)]
+    if form is None:
+        made = await submit(service, request, conversation, kind, prompted)
+        return Dialogue(made, prompt)
+    tokenizer = service.prompts.tokenizer
+    reader = AnswerReader(form, tokenizer, params.skip_special_tokens)
+    made = await submit(service, request, conversation, kind, prompted, reader.markers)
+    return Dialogue(made, prompt, reader)
+
+
+async def render(service: Service, conversation: Conversation) -> ChatPrompt:
+    """The prompt that `start` submits. Raises RequestError."""
+    tools = conversation.tools
+    if conversation.tool_choice.mode == "none":
+        tools = () if service.options.exclude_tools_when_tool_choice_none else tools
+    return await service.prompts.render(
+        conversation.messages,
+        tools=described(tools) or None,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        chat_template_kwargs=template_variables(
+            conversation.chat_template_kwargs, conversation.reasoning_effort
+        ),
+    )
 
 
 class Dialogue:
@@ -74,9 +102,13 @@ class Dialogue:
     prompt_logprobs: once the first step has come, if they were asked for.
     """
 
-    def __init__(self, generation: Generation, prompt: ChatPrompt) -> None:
+    def __init__(
+        self, generation: Generation, prompt: ChatPrompt, reader: AnswerReader | None = None
+    ) -> None:
         self.generation = generation
         self.prompt = prompt
+        self._reader = reader
+        self._may_call = reader is not None and reader.form.choice != "none"
         self.prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
     async def steps(self) -> AsyncGenerator[list[Part], None]:
@@ -102,7 +134,12 @@ class Dialogue:
         self.generation.close(error)
 
     def _parts(self, output: RequestOutput) -> list[Part]:
-        return [
-            (choice.index, [Content(choice.text)] if choice.text else [], choice)
-            for choice in output.outputs
-        ]
+        return [(choice.index, self._read(choice), choice) for choice in output.outputs]
+
+    def _read(self, choice: CompletionOutput) -> list[Event]:
+        if self._reader is None:
+            return [Content(choice.text)] if choice.text else []
+        events = self._reader.read(choice)
+        if choice.finished and self._may_call:
+            self.generation.parsed(self._reader.calls(choice.index) > 0)
+        return events

@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import UNSET
 from starlette.requests import Request
 
+from octavo.constraints import Sections
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit, deadline_at, output_limit
 from octavo.engine.client import Batch
@@ -24,6 +25,8 @@ from octavo.server.logprobs import TokenFormatter
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.replies import Maybe, Usage
 from octavo.server.service import Service
+from octavo.text.answer_form import AnswerForm
+from octavo.text.markers import Markers
 from octavo.version import __version__
 
 logger = get_logger(__name__)
@@ -52,11 +55,22 @@ class Asked(Protocol):
 
 
 async def make_submission(
-    service: Service, token_ids: Sequence[int], params: SamplingParams, asked: Asked
+    service: Service,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    asked: Asked,
+    form: AnswerForm | None = None,
 ) -> Submission:
-    """An admitted request. Raises RequestError for what the model cannot serve."""
+    """An admitted request. form: of its answers; None if `params` say all of it.
+
+    Raises RequestError for what the model cannot serve.
+    """
     now = time.monotonic()
-    grammar = await service.prompts.grammar(params.structured_outputs)
+    sections: Sections | None = None
+    if form is None:
+        grammar = await service.prompts.grammar(params.structured_outputs)
+    else:
+        grammar, sections = await service.prompts.limits(form)
     submission = Submission(
         service.client.new_id(),
         tuple(token_ids),
@@ -67,6 +81,7 @@ async def make_submission(
         deadline=deadline_at(asked.deadline, now),
         cache_salt=asked.cache_salt,
         grammar=grammar,
+        sections=sections,
     )
     return admit(submission, service.client.capabilities)
 
@@ -86,16 +101,21 @@ async def submit(
     asked: Asked,
     kind: str,
     prompted: Sequence[Prompted],
+    markers: Markers | None = None,
 ) -> "Generation":
-    """Start generating. Raises QueueFullError when the prompts are refused."""
+    """Start generating. markers: of the parser that the texts are for.
+
+    Raises QueueFullError when the prompts are refused.
+    """
     name = request_id(request, asked.request_id)
     model = service.model_name(asked.model)
     try:
-        batch = await service.client.submit([submission for submission, _ in prompted])
+        batch = await service.client.submit([made for made, _ in prompted], markers)
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise
-    return Generation(service, kind + name, name, model, client_of(request), prompted, batch)
+    client = client_of(request)
+    return Generation(service, kind + name, name, model, client, prompted, batch, markers)
 
 
 class Generation:
@@ -110,8 +130,10 @@ class Generation:
         client: str,
         prompted: Sequence[Prompted],
         batch: Batch,
+        markers: Markers | None = None,
     ) -> None:
         self.service = service
+        self._markers = markers
         self.id = name
         self.model = model
         self.client = client
@@ -156,7 +178,12 @@ class Generation:
                 self.service.metrics.ended(choice.finish_reason, engine=engine)
             if self.service.options.log_requests:
                 key = (position, choice.index)
-                self._texts[key] = self._texts.get(key, "") + choice.text
+                text = choice.text if self._markers is None else self._markers.spelled(choice.text)
+                self._texts[key] = self._texts.get(key, "") + text
+
+    def parsed(self, calls: bool) -> None:
+        """A choice that may have had tool calls has ended, and whether it had."""
+        self.service.metrics.parsed(calls, self._batch.engine_of(0))
 
     def usage(self) -> Usage:
         prompt = sum(len(submission.token_ids) for submission, _ in self.prompted)

@@ -82,6 +82,11 @@ class Metrics(Observer):
         self._success = self._counter(
             "request_success", "Choices by their end.", finished_reason=get_args(FinishReason)
         )
+        self._parsed = self._counter(
+            "tool_call_parser_invocations",
+            "Choices that were parsed for tool calls, by whether they had some.",
+            outcome=("calls", "no_calls"),
+        )
         self._rejected = self._counter(
             "admission_rejections", "Refused requests.", reason=(QueueFullError.code,)
         )
@@ -152,6 +157,10 @@ class Metrics(Observer):
         self.totals.requests += 1
         self._params_n[engine].observe(n)
         self._params_max[engine].observe(max_tokens)
+
+    def parsed(self, calls: bool, engine: int = 0) -> None:
+        """A choice of a request with tools has ended."""
+        self._parsed[engine]["calls" if calls else "no_calls"].inc()
 
     def rejected(self, reason: str) -> None:
         """Before an engine was chosen: counted as the first one's."""

@@ -7,10 +7,12 @@ from starlette.responses import Response
 
 from octavo.errors import RequestError
 from octavo.server.body import read_body
+from octavo.server.conversation import Conversation, render
 from octavo.server.protocol import DetokenizeBody, TokenizeBody, parse
 from octavo.server.replies import Model, ModelList, Text, Tokens
 from octavo.server.service import Service
 from octavo.server.sse import to_json
+from octavo.text.tool_request import read_choice, read_tools
 
 
 def json_response(value: Any) -> Response:
@@ -39,15 +41,20 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.messages is not None:
         if body.add_special_tokens:
             raise RequestError("add_special_tokens needs prompt", "add_special_tokens")
-        prompt = await service.prompts.render(
-            body.messages,
+        tools = () if body.tools is None else read_tools(body.tools)
+        conversation = Conversation(
+            messages=body.messages,
+            tools=tools,
+            tool_choice=read_choice(None, tools),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        ids = prompt.token_ids
+        ids = (await render(service, conversation)).token_ids
     else:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in (
+            "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools",
+        ):  # fmt: skip
             if getattr(body, name):  # false and {} have no effect
                 raise RequestError(f"{name} needs messages", name)
         ids = await service.prompts.encode(body.prompt or "", body.add_special_tokens is not False)

@@ -23,6 +23,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*A-Z]+")  # as browsers write i
 _KEY = re.compile(r"[!-~]+")  # what fits into a header behind `Bearer `
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name (RFC 9110)
 
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 UvicornLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -83,6 +84,12 @@ class ServerConfig:
     )
     keep_alive_timeout: float = _option(
         75, "seconds that an idle connection stays open; above those of a proxy in front"
+    )
+    exclude_tools_when_tool_choice_none: bool = _option(
+        False, "do not show the model tools that tool_choice 'none' forbids"
+    )
+    reasoning_field: ReasoningField = _option(
+        "both", "names under which chat answers have reasoning: clients read one or the other"
     )
     log_requests: bool = _option(False, "log prompts and answers too, not only their sizes")
     log_level: str | None = _option(

@@ -12,22 +12,30 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
+from octavo.constraints import Sections
 from octavo.errors import ContextLengthError, RequestError, counted
+from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.answer_form import AnswerForm
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.grammar import grammar_of
+from octavo.text.model_formats import ModelFormats
 from octavo.text.placement import Placement, placement
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
+
+logger = get_logger(__name__)
 
 GRAMMAR_SECONDS = 5.0  # for what a request says of its answer's form
 T = TypeVar("T")
 
 
 class PromptEncoder:
-    """The served model's tokenizer and chat template. Use it after `load` and `fit`."""
+    """The served model's tokenizer, chat template, and formats of tool calls and reasoning. Use it
+    after `load` and `fit`."""
 
     tokenizer: Tokenizer
+    formats: ModelFormats
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -40,6 +48,8 @@ class PromptEncoder:
         config = self._config
         source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
         self.tokenizer = load_tokenizer(source)
+        self.formats = ModelFormats.of(self.tokenizer, self._template, config.tool_call_parser)
+        logger.info("chats: %s", self.formats.describe())
         ids = range(self.tokenizer.vocab_size)
         self._longest = max((len(self.tokenizer.token_text(i)) for i in ids), default=1)
         return self.tokenizer
@@ -67,9 +77,14 @@ class PromptEncoder:
     async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of a chat; options: those of `encode_chat`. Raises RequestError for messages
         that cannot be rendered."""
+        return await self.in_thread(self._render, messages, options)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> ChatPrompt:
         self._check_length(sum(_characters(m.get("content")) for m in messages), "messages")
-        options["chat_template"] = self._template
-        return await self.in_thread(encode_chat, self.tokenizer, messages, **options)
+        self._check_length(_all_characters(options.get("tools")), "tools")
+        return encode_chat(self.tokenizer, messages, chat_template=self._template, **options)
 
     async def bad_words(self, texts: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
         """Each banned text as token sequences."""
@@ -79,12 +94,20 @@ class PromptEncoder:
         """What a text of this form must match. Raises RequestError if that cannot be enforced."""
         if form is None:
             return None
+        return await self._in_time(form.param, grammar_of, form)
+
+    async def limits(self, form: AnswerForm) -> tuple[str | None, Sections | None]:
+        """What holds an answer to this form. Raises RequestError as `grammar` does."""
+        param = "tools" if form.tools else "structured_outputs"
+        grammar = await self._in_time(param, form.grammar, self.tokenizer)
+        return grammar, None if grammar is None else form.sections(self.tokenizer)
+
+    async def _in_time(self, param: str, work: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.wait_for(self.in_thread(grammar_of, form), GRAMMAR_SECONDS)
+            return await asyncio.wait_for(self.in_thread(work, *args), GRAMMAR_SECONDS)
         except asyncio.TimeoutError:
             raise RequestError(
-                f"{form.param} is too complex: it was not checked within {GRAMMAR_SECONDS:g} s",
-                form.param,
+                f"{param} is too complex: it was not checked within {GRAMMAR_SECONDS:g} s", param
             ) from None
 
     def _check_length(self, characters: int, param: str) -> None:
@@ -106,3 +129,12 @@ def _characters(content: object) -> int:
     if not isinstance(content, list):
         return 0
     return sum(_characters(part.get("text")) for part in content if isinstance(part, dict))
+
+
+def _all_characters(value: object) -> int:
+    """The length of all texts in a JSON value, names too."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_all_characters(part) for pair in value.items() for part in pair)
+    return sum(map(_all_characters, value)) if isinstance(value, list) else 0

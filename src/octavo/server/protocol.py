@@ -54,7 +54,16 @@ UNSUPPORTED: NeutralValues = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
 }
-# Tools that are given are refused by `tools`; how to choose among none has no effect.
+# What only conversations have.
+_UNSUPPORTED_COMPLETION: NeutralValues = {
+    **UNSUPPORTED,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "thinking_token_budget": (),
+}
 _UNSUPPORTED_CHAT: NeutralValues = {
     **UNSUPPORTED,
     **never("audio moderation prediction web_search_options"),
@@ -73,13 +82,30 @@ _UNSUPPORTED_MESSAGE: NeutralValues = {
     "images": ([],),
     "prefix": (False,),
     "provider_specific_fields": ({},),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
     "reasoning_details": ([],),
     "refusal": ("",),
     "thinking_blocks": ([],),
-    "tool_call_id": ("",),
+}
+# What messages of one role have, with the values that say nothing.
+_OF_ASSISTANTS: NeutralValues = {
+    "reasoning": ("",),
+    "reasoning_content": ("",),
     "tool_calls": ([],),
+}
+_OF_TOOLS: NeutralValues = {"tool_call_id": ("",)}
+_REASONS_OF_COMPLETION = dict.fromkeys(
+    ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning",
+     "thinking_token_budget"),
+    "a prompt has no form in which it could be said; use /v1/chat/completions",
+)  # fmt: skip
+_REASONS_OF_CHAT = {
+    "functions": "OpenAI has replaced it; use tools",
+    "function_call": "OpenAI has replaced it; use tool_choice",
+}
+_REASONS_OF_MESSAGES = {
+    "function_call": "OpenAI has replaced it; use tool_calls",
+    **dict.fromkeys(_OF_ASSISTANTS, "only messages of the role 'assistant' have it"),
+    "tool_call_id": "only messages of the role 'tool' have it",
 }
 # A field that is also neutral where it repeats the value of another one.
 _SAME_AS = {"best_of": "n"}
@@ -104,10 +130,41 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class _Message(Body, kw_only=True):
     """A message's fields; what they hold is checked where it is rendered."""
 
-    refused: ClassVar[NeutralValues] = _UNSUPPORTED_MESSAGE
+    refused: ClassVar[NeutralValues] = {**_UNSUPPORTED_MESSAGE, **_OF_ASSISTANTS, **_OF_TOOLS}
+    reasons: ClassVar[Mapping[str, str]] = _REASONS_OF_MESSAGES
     role: Any = None
     content: Any = None
     name: Any = None
+
+
+class _AssistantMessage(_Message, kw_only=True):
+    refused: ClassVar[NeutralValues] = {**_UNSUPPORTED_MESSAGE, **_OF_TOOLS}
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+
+class _ToolMessage(_Message, kw_only=True):
+    refused: ClassVar[NeutralValues] = {**_UNSUPPORTED_MESSAGE, **_OF_ASSISTANTS}
+    tool_call_id: Any = None
+
+
+class _Call(Body, kw_only=True):
+    """A tool call of a message. `index` is that of a streamed answer's."""
+
+    refused: ClassVar[NeutralValues] = {"provider_specific_fields": ({},)}
+    id: Any = None
+    type: Any = None
+    function: Any = None
+    index: Any = None
+
+
+class _CalledFunction(Body, kw_only=True):
+    name: Any = None
+    arguments: Any = None
+
+
+_MESSAGES: Mapping[object, type[Body]] = {"assistant": _AssistantMessage, "tool": _ToolMessage}
 
 
 class StreamOptions(Body, kw_only=True):
@@ -163,7 +220,8 @@ class _Generation(Sampling, kw_only=True):
 class CompletionBody(_Generation, kw_only=True):
     """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
 
-    refused: ClassVar[NeutralValues] = UNSUPPORTED
+    refused: ClassVar[NeutralValues] = _UNSUPPORTED_COMPLETION
+    reasons: ClassVar[Mapping[str, str]] = _REASONS_OF_COMPLETION
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
@@ -174,6 +232,7 @@ class ChatBody(_Generation, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     refused: ClassVar[NeutralValues] = _UNSUPPORTED_CHAT
+    reasons: ClassVar[Mapping[str, str]] = _REASONS_OF_CHAT
     messages: list[dict[str, Any]]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -181,6 +240,12 @@ class ChatBody(_Generation, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
 
     @classmethod
     def check_inner(cls, fields: dict[str, Any]) -> None:
@@ -191,13 +256,14 @@ class ChatBody(_Generation, kw_only=True):
 class TokenizeBody(Body, kw_only=True):
     """`POST /tokenize`: `prompt`, or `messages` as a chat would have them."""
 
-    refused: ClassVar[NeutralValues] = {n: UNSUPPORTED[n] for n in ("chat_template", "tools")}
+    refused: ClassVar[NeutralValues] = {n: UNSUPPORTED[n] for n in ("chat_template",)}
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -354,9 +420,46 @@ def _unsupported(name: str, kind: type[Body], where: str) -> str:
 def _check_messages(fields: dict[str, Any]) -> None:
     if isinstance(messages := fields.get("messages"), list):
         fields["messages"] = [
-            kept(item, _Message, f"messages[{i}].") if isinstance(item, dict) else item
+            _message(item, f"messages[{i}].") if isinstance(item, dict) else item
             for i, item in enumerate(messages)
         ]
+
+
+def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
+    role = given.get("role")
+    kind = _MESSAGES.get(role, _Message) if isinstance(role, str) else _Message
+    message = {
+        name: value
+        for name, value in kept(given, kind, where).items()
+        if not (name in _OF_ASSISTANTS and _neutral(name, value, _OF_ASSISTANTS[name], given))
+    }
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        name = f"{where}tool_call_id"
+        raise RequestError(f"{name} is missing: the id of the call that it answers", name)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [
+            _call(item, f"{where}tool_calls[{i}].") if isinstance(item, dict) else item
+            for i, item in enumerate(calls)
+        ]
+    return message
+
+
+def _call(given: dict[str, Any], where: str) -> dict[str, Any]:
+    call = kept(given, _Call, where)
+    call.pop("index", None)
+    if not isinstance(call.get("id"), str) or not call["id"]:
+        raise RequestError(f"{where}id is missing: what tool_call_id refers to", f"{where}id")
+    if call.setdefault("type", "function") != "function":
+        raise RequestError(
+            f"{where}type must be 'function', not {shown(call['type'], 60)}", f"{where}type"
+        )
+    if isinstance(function := call.get("function"), dict):
+        call["function"] = function = kept(function, _CalledFunction, f"{where}function.")
+        if not isinstance(function.get("name"), str):
+            name = f"{where}function.name"
+            raise RequestError(f"{name} is missing: the name of the tool", name)
+    return call
 
 
 def _neutral(
@@ -395,7 +498,13 @@ def _refuse(text: str, fields: Mapping[str, Any], where: str) -> NoReturn:
 
 _SHARED = tuple(
     name
-    for name in (*Sampling.__struct_fields__, "n", "max_tokens", "prompt_logprobs")
+    for name in (
+        *Sampling.__struct_fields__,
+        "n",
+        "max_tokens",
+        "prompt_logprobs",
+        "thinking_token_budget",
+    )
     if name in SamplingParams.__dataclass_fields__ and name != "logit_bias"
 )
 

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from octavo.outputs import FinishReason
 
 Reason = FinishReason | None
+ChatReason = FinishReason | Literal["tool_calls"] | None
 Maybe = msgspec.UnsetType
 
 
@@ -76,10 +77,31 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class ChatFunction(msgspec.Struct):
+    """`name` only where a call begins; `arguments` is JSON text, or more of it."""
+
+    arguments: str
+    name: str | Maybe = UNSET
+
+
+class ChatToolCall(msgspec.Struct):
+    """`index` in chunks, which have `id` and `type` only where a call begins."""
+
+    function: ChatFunction
+    index: int | Maybe = UNSET
+    id: str | Maybe = UNSET
+    type: Literal["function"] | Maybe = UNSET
+
+
 class ChatMessage(msgspec.Struct):
+    """`content` is null if there is nothing but reasoning or calls."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    reasoning: str | Maybe = UNSET
+    reasoning_content: str | Maybe = UNSET
+    tool_calls: list[ChatToolCall] | Maybe = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -87,13 +109,16 @@ class ChatDelta(msgspec.Struct):
 
     content: str | Maybe = UNSET
     role: str | Maybe = UNSET
+    reasoning: str | Maybe = UNSET
+    reasoning_content: str | Maybe = UNSET
+    tool_calls: list[ChatToolCall] | Maybe = UNSET
 
 
 class ChatChoice(msgspec.Struct):
     """`message` in a whole answer, `delta` in a chunk."""
 
     index: int
-    finish_reason: Reason
+    finish_reason: ChatReason
     stop_reason: int | str | None
     message: ChatMessage | Maybe = UNSET
     delta: ChatDelta | Maybe = UNSET

@@ -18,7 +18,7 @@ from typing import Any
 
 import jinja2
 
-from octavo.errors import ConfigError, RequestError, RequestTypeError
+from octavo.errors import ConfigError, RequestError, RequestTypeError, shown
 from octavo.text.loading import NAMED_TOKENS
 from octavo.text.sandbox import Template
 from octavo.text.tokenizer import Tokenizer
@@ -183,6 +183,7 @@ def _messages(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> l
         for message in checked:
             if message["role"] == "developer":
                 message["role"] = "system"
+    _check_call_ids(checked)
     return checked
 
 
@@ -195,16 +196,47 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", f"{where}.role"
         )
-    if "content" in clean:
-        clean["content"] = _content(clean["content"], f"{where}.content")
-    elif not (role == "assistant" and clean.get("tool_calls")):
-        raise RequestError(f"{where}.content is missing", f"{where}.content")
+    if (reasoning := _reasoning(clean, where)) is not None:
+        clean["reasoning"] = clean["reasoning_content"] = reasoning
     calls = clean.get("tool_calls", [])
     if not isinstance(calls, list):
         raise RequestTypeError(f"{where}.tool_calls must be a list", f"{where}.tool_calls")
+    if "content" in clean:
+        clean["content"] = _content(clean["content"], f"{where}.content")
+    elif not (role == "assistant" and (calls or reasoning)):
+        raise RequestError(f"{where}.content is missing", f"{where}.content")
     for i, call in enumerate(calls):
         _open_arguments(call, f"{where}.tool_calls[{i}]")
     return clean
+
+
+def _check_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:
+    """What a tool answered must be a call of an earlier message, where ids are given."""
+    known: set[object] = set()
+    for i, message in enumerate(messages):
+        answered = message.get("tool_call_id") if message["role"] == "tool" else None
+        if answered is not None and answered not in known:
+            where = f"messages[{i}].tool_call_id"
+            raise RequestError(f"{where}: no earlier message has a call {shown(answered)}", where)
+        known.update(
+            call["id"] for call in message.get("tool_calls", ()) if isinstance(call.get("id"), str)
+        )
+
+
+def _reasoning(message: Mapping[str, Any], where: str) -> str | None:
+    """What an assistant thought, which has two names: templates read either."""
+    names = [name for name in ("reasoning", "reasoning_content") if name in message]
+    for name in names:
+        if not isinstance(message[name], str):
+            raise RequestTypeError(
+                f"{where}.{name} must be a text, not {shown(message[name])}", f"{where}.{name}"
+            )
+    if len({message[name] for name in names}) > 1:
+        raise RequestError(
+            f"{where}.reasoning and {where}.reasoning_content differ; give one of them",
+            f"{where}.reasoning_content",
+        )
+    return message[names[0]] or None if names else None
 
 
 def _content(content: Any, where: str) -> str:
@@ -237,14 +269,20 @@ def _open_arguments(call: Any, where: str) -> None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise RequestError(f"{where} must hold a 'function' object", where)
+    where = f"{where}.function.arguments"
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments) if arguments else {}
-        except ValueError as error:
-            raise RequestError(
-                f"{where}.function.arguments is not valid JSON: {error}", where
-            ) from error
+            arguments = json.loads(arguments, parse_constant=_no_number) if arguments else {}
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{where} is not valid JSON: {str(error)[:100]}", where) from None
+        function["arguments"] = _json_value(arguments, where)
+    if arguments is not None and not isinstance(arguments, dict):
+        raise RequestError(f"{where} must be a JSON object, not {shown(arguments)}", where)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it holds {name}")
 
 
 def _objects(name: str, values: Any) -> list[Any] | None:
