@@ -1,6 +1,7 @@
 """The texts that the grammar of an answer takes and refuses, and what its parser reads in them."""
 
 import json
+import random
 
 import jsonschema
 import numpy as np
@@ -9,12 +10,14 @@ from tests import kit
 
 from octavo.errors import RequestError
 from octavo.structured_outputs import StructuredOutputsParams
-from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, joined
+from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Reasoning, joined
 from octavo.text.answer_form import AnswerForm
 from octavo.text.matcher import Grammars
+from octavo.text.reasoning import registry as reasoning
 from octavo.text.tokenizer import load_tokenizer
 from octavo.text.tools import registry
 from octavo.text.tools.base import Tool
+from octavo.text.tools.harmony import MARKERS
 
 WEATHER = Tool("weather", parameters={"properties": {"city": {"type": "string", "maxLength": 20}},
                "required": ["city"], "additionalProperties": False})  # fmt: skip
@@ -65,6 +68,34 @@ class Model:
         return None if grammar is None else self.grammars.matcher(
             self.grammars.compile(grammar).result())  # fmt: skip
 
+    def walk(self, form, rng, most=400):
+        """Tokens that the engine may draw for an answer, to its end; None for one that is long."""
+        state, sections, ids = self._state(form), form.sections(self.tokenizer), []
+        if sections is not None:
+            ids.append(sections.triggers[0])
+        while not state.complete and len(ids) < most:
+            may = sorted(_allowed(state) & self.likely) or sorted(_allowed(state))
+            if kit.EOS in may and rng.random() < 0.5:
+                break
+            ids.append(rng.choice([i for i in may if i != kit.EOS] or may))
+            if ids[-1] == kit.EOS:
+                ids.pop()
+                break
+            state.advance(ids[-1])
+        return ids if len(ids) < most else None
+
+    @property
+    def likely(self):
+        """Without the white space of which a random text would mostly consist."""
+        return {*range(0x21, 0x7F), ord(" "), ord("\n"), *range(256, 400)}
+
+    def text(self, form, ids):
+        """As the parser gets it, of one byte each and markers."""
+        characters = form.markers(self.tokenizer).characters
+        pieces = [characters[i].encode("utf-8", "surrogatepass") if i in characters
+                  else self.tokenizer.token_bytes(i) for i in ids]  # fmt: skip
+        return b"".join(pieces).decode("utf-8", "surrogatepass")
+
     def read(self, form, text, cut=None):
         """The events of `text`, in two pieces if it is cut."""
         markers, parser = form.markers(self.tokenizer), form.parser(self.tokenizer)
@@ -80,7 +111,9 @@ def _allowed(state):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    found = Model(tmp_path_factory.mktemp("tokens"), ["<tool_call>", "</tool_call>"])
+    found = Model(
+        tmp_path_factory.mktemp("tokens"), ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    )
     yield found
     found.grammars.close()
 
@@ -223,3 +256,178 @@ def test_parameters_that_cannot_be_enforced_name_the_tool_and_the_way_out(model,
         assert "strict: false" in message
         assert caught.value.param == "tools"
     assert form("none", (tool,)).grammar(model.tokenizer) is None
+
+
+def thinking(inside=False, **options):
+    choice = options.pop("choice", "none")
+    return form(choice, reasoning=reasoning.find("qwen3"), in_reasoning=inside, **options)
+
+
+THOUGHTS = {
+    # the form; texts that it takes behind reasoning, and texts that it does not
+    "schema": (lambda **o: thinking(structured=SCHEMA, **o), ['{"a": 1}'], ["", "Hi", '{"b": 1}']),
+    "choice": (lambda **o: thinking(structured=StructuredOutputsParams(choice=["yes", "no"]), **o),
+               ["yes", "no"], ["", "maybe", "yesno"]),
+    "required": (lambda **o: thinking(choice="required", **o), [PARIS, f"{PARIS}\n{NOW}"],
+                 ["", "Hi", NOW.replace("clock", "clocks")]),
+    "either": (lambda **o: thinking(choice="auto", structured=SCHEMA, **o), ['{"a": 1}', PARIS],
+               ["", "Hi", f'{PARIS}{{"a": 1}}']),
+    "auto": (lambda **o: thinking(choice="auto", **o), ["", "Hi", f"Hm: {NOW} Done.", PARIS],
+             [PARIS.replace("weather", "weatherman")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", THOUGHTS)
+@pytest.mark.parametrize("tokenizer", ["model", "plain"])
+def test_what_may_follow_reasoning(kind, tokenizer, request):
+    found = request.getfixturevalue(tokenizer)
+    make, right, wrong = THOUGHTS[kind]
+    before = {
+        False: [
+            "<think>Hm.</think>",
+            "<think>\nHm {} a < b\n</think>\n\n",
+            "",
+            "\n<think></think>",
+        ],
+        True: ["Hm.</think>", "\nHm {} a < b\n</think>\n\n", "</think>\n"],
+    }
+    for inside, thoughts in before.items():
+        for thought in thoughts:
+            for text in right:
+                assert found.accepts(make(inside=inside), thought + text), thought + text
+                events = found.read(make(inside=inside), thought + text)
+                said = "".join(e.text for e in events if isinstance(e, Reasoning))
+                assert said == thought.replace("think>", "").strip("</\n"), thought
+                assert len(calls(events)) == text.count("<tool_call>")
+                if "<tool_call>" not in text:
+                    assert events[-1:] == ([Content(text)] if text else events[-1:])
+            for text in wrong:
+                assert not found.accepts(make(inside=inside), thought + text), thought + text
+
+
+@pytest.mark.parametrize("kind", ["schema", "choice", "required", "either"])
+def test_reasoning_that_does_not_end_is_no_answer(model, plain, kind):
+    make, right, _ = THOUGHTS[kind]
+    for found in (model, plain):
+        assert not found.accepts(make(inside=True), "Hm.")
+        assert not found.accepts(make(inside=True), f"Hm. {right[0]}")
+        assert not found.accepts(make(inside=False), "<think>Hm.")
+
+
+def test_while_a_model_only_thinks_nothing_is_masked(model, plain):
+    end = model.tokenizer.token_id("</think>")
+    sections = thinking(inside=True, structured=SCHEMA).sections(model.tokenizer)
+    assert (sections.triggers, sections.repeats, sections.may_end) == ((end,), False, False)
+    assert thinking(inside=False, structured=SCHEMA).sections(model.tokenizer) is None
+    assert thinking(inside=True, structured=SCHEMA).sections(plain.tokenizer) is None
+    for free in (thinking(), thinking(inside=True)):
+        assert free.grammar(model.tokenizer) is None
+        assert free.sections(model.tokenizer) is None
+
+
+def test_a_call_in_the_midst_of_reasoning_is_held_to_its_schema(model):
+    auto = thinking(inside=True, choice="auto")
+    assert model.accepts(auto, f"Let me look.\n{PARIS}")
+    assert not model.accepts(auto, f"Let me look.\n{PARIS.replace('city', 'town')}")
+    assert [name for name, _ in calls(model.read(auto, f"Hm.\n{PARIS}"))] == ["weather"]
+
+
+ROOM = Tool("room.set-1", parameters={"type": "object", "properties": {
+    "name": {"type": "string", "maxLength": 6}, "level": {"type": "integer", "minimum": -9,
+    "maximum": 99}, "on": {"type": "boolean"}, "mode": {"enum": ["a", "b<", None, 3]},
+    "tags": {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 2},
+    "size": {"type": "object", "properties": {"w": {"type": "number", "minimum": 0, "maximum": 9}},
+             "required": ["w"], "additionalProperties": False}},
+    "required": ["name", "level"], "additionalProperties": False})  # fmt: skip
+OFF = Tool("off", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+
+
+@pytest.mark.parametrize("how", ["tokens", "characters"])
+@pytest.mark.parametrize("format", registry.FORMATS, ids=lambda f: type(f).__name__)
+def test_every_answer_of_a_grammar_is_read_as_calls(format, how, tmp_path):
+    """Random texts of the grammars of each format."""
+    found = Model(tmp_path, format.markers if how == "tokens" else [])
+    declared = {tool.name: tool for tool in (ROOM, OFF)}
+    rng = random.Random(0)
+    try:
+        for choice, tries in (("required", 4), ("auto", 2)):
+            asked = AnswerForm(tools=(ROOM, OFF), choice=choice, format=format)
+            if choice == "auto" and asked.sections(found.tokenizer) is None:
+                continue
+            for _ in range(tries):
+                ids = found.walk(asked, rng)
+                if ids is None:
+                    continue
+                text = found.text(asked, ids)
+                parser = asked.parser(found.tokenizer)
+                events = joined([*parser.feed(text), *parser.finish()])
+                made = calls(events)
+                assert made or format.trigger != format.begin, text
+                assert not any(isinstance(e, Content) for e in events), text
+                assert len(made) == sum(isinstance(e, CallBegin) for e in events), text
+                for name, arguments in made:
+                    jsonschema.validate(arguments, declared[name].schema)
+    finally:
+        found.grammars.close()
+
+
+# gpt-oss, where what a message is stands in its header.
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+TO_PARIS = f'{CALL}{{"city": "Paris"}}'
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory):
+    found = Model(tmp_path_factory.mktemp("channels"), MARKERS)
+    yield found
+    found.grammars.close()
+
+
+def gpt_oss(choice="none", tools=TOOLS, **options):
+    return AnswerForm(tools=tools, choice=choice, format=registry.find("openai"),
+                      reasoning=reasoning.find("openai_gptoss"), **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", ANALYSIS])
+def test_an_answer_in_channels_that_is_forced(channels, before):
+    required, schema = gpt_oss("required"), gpt_oss(structured=SCHEMA)
+    either = gpt_oss("auto", structured=SCHEMA)
+    call, text = f"{before}{TO_PARIS}", f'{before}{FINAL}{{"a": 1}}'
+    assert channels.accepts(required, call)
+    assert not channels.accepts(required, text)
+    assert channels.accepts(schema, text)
+    assert not channels.accepts(schema, call)
+    assert channels.accepts(either, text)
+    assert channels.accepts(either, call)
+    assert not channels.accepts(either, call.replace("city", "town"))
+    assert not channels.accepts(either, f"{before}{FINAL}Hi")
+    thought = [Reasoning("Hm.")] if before else []
+    assert channels.read(schema, text) == [*thought, Content('{"a": 1}')]
+    assert calls(channels.read(required, call)) == [("weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_in_channels_that_is_free(channels, parallel):
+    auto = gpt_oss("auto", parallel=parallel)
+    for right in (f"{ANALYSIS}{FINAL}Hi", f"{ANALYSIS}{TO_PARIS}<|call|>",
+                  f"{FINAL}Hi"):  # fmt: skip
+        assert channels.accepts(auto, right), right
+    for wrong in (TO_PARIS.replace("city", "town"), TO_PARIS.replace("weather", "wether"),
+                  "<|channel|>other<|message|>"):  # fmt: skip
+        assert not channels.accepts(auto, f"{ANALYSIS}{wrong}"), wrong
+    assert channels.read(auto, f"{ANALYSIS}{FINAL}Hi") == [
+        Reasoning("Hm."), Content("Hi")]  # fmt: skip
+
+
+def test_where_an_answer_in_channels_begins(channels):
+    found = reasoning.find("openai_gptoss")
+    turn = "<|start|>user<|message|>Hi <|channel|>analysis<|message|><|end|><|start|>assistant"
+    assert not found.starts_in_reasoning(turn, channels.tokenizer)
+    assert found.starts_in_reasoning(f"{turn}<|channel|>analysis<|message|>Hm",
+                                     channels.tokenizer)  # fmt: skip
+    inside = gpt_oss(in_reasoning=True)
+    text = f"So.<|end|><|start|>assistant{FINAL}Hi"
+    assert channels.read(inside, text) == [Reasoning("So."), Content("Hi")]

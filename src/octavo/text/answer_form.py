@@ -76,13 +76,14 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         """Of the whole answer or of its `sections`, in the library's notation; None if nothing
         limits it. Raises RequestError for what cannot be enforced."""
         calls, structured = self._calls, self.structured
-        if structured is None and (calls is None or not (self._forced or calls.format.begin)):
-            return None
         if structured is not None and calls is None and self.reasoning is None:
             return grammar_of(structured)
-        markers = self._all_markers(tokenizer)
+        sections, markers = self.sections(tokenizer), self._all_markers(tokenizer)
+        begins = calls is not None and calls.format.begin
+        if sections is None and not self._forced and not begins:
+            return None
         rules = LarkRules(markers)
-        if self.sections(tokenizer) is None:
+        if sections is None:
             start = f"{self._thought(rules, markers)}{self._rest(rules)}"
         elif calls is not None:
             start = calls.after_trigger(rules)
@@ -97,7 +98,11 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         calls, markers = self._calls, self._all_markers(tokenizer)
         if calls is not None:
             trigger = None if self._forced else calls.trigger(markers)
-            return None if trigger is None else Sections((trigger,), repeats=self.parallel)
+            if trigger is None:
+                return None
+            # A trigger may begin more than calls, such as reasoning; then a call ends the answer.
+            only_calls = calls.format.trigger == calls.format.begin
+            return Sections((trigger,), repeats=self.parallel or not only_calls)
         if self.structured is None or self.reasoning is None or not self.in_reasoning:
             return None
         ends = self.reasoning.end_ids(markers)
@@ -155,6 +160,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         if calls is None or (self.choice == "auto" and self.structured is not None):
             assert self.structured is not None, "nothing is limited"
             form = rules.other(grammar_of(self.structured))
+            if self.reasoning is not None and self.reasoning.content:
+                form = f"{rules.literal(self.reasoning.content)} {form}"
             return form if calls is None else f"({calls.alone(rules)} | {form})"
         return calls.alone(rules) if self._forced else calls.in_text(rules)
 
@@ -181,7 +188,7 @@ class _Calls:
 
     def trigger(self, markers: Markers) -> int | None:
         """The token that begins a section, if one does."""
-        first, *_ = [*markers.parts(self.format.begin), ""]
+        first, *_ = [*markers.parts(self.format.trigger), ""]
         return first if isinstance(first, int) else None
 
     def alone(self, rules: LarkRules) -> str:
@@ -194,17 +201,23 @@ class _Calls:
 
     def after_trigger(self, rules: LarkRules) -> str:
         """A section, without the token that begins it."""
-        _, *rest = rules.literals(self.format.begin)
-        return " ".join([*rest, self._section(rules)])
+        return self.format.behind_trigger(rules, self._enforceable, self._in_section)
 
     def in_text(self, rules: LarkRules) -> str:
         """Any text, in which what spells the beginning of a section begins one."""
         one = rules.rule(f"{rules.until(self.format.begin)} {self._section(rules)}")
         return f"({one} | TEXT)" if self.most == 1 else f"{one}{{0,{self.most}}} TEXT"
 
+    @property
+    def _enforceable(self) -> list[Tool]:
+        return [_enforceable(tool) for tool in self.tools]
+
+    @property
+    def _in_section(self) -> int:
+        return self.most if self.format.several else 1
+
     def _section(self, rules: LarkRules) -> str:
-        tools = [_enforceable(tool) for tool in self.tools]
-        return self.format.section(rules, tools, self.most if self.format.several else 1)
+        return self.format.section(rules, self._enforceable, self._in_section)
 
     def _literal(self, rules: LarkRules, text: str) -> str:
         return f"{rules.literal(text)} " if text else ""

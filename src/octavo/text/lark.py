@@ -58,8 +58,11 @@ class LarkRules:
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': options})}")
 
     def other(self, grammar: str) -> str:
-        """What another grammar, in the library's notation, says. Its own rules stay its own."""
-        (found,) = json.loads(grammar)["grammars"]
+        """What another grammar, in the library's notation or Lark's, says. Its rules stay its
+        own."""
+        found = {"lark_grammar": grammar}
+        if grammar.startswith("{"):
+            (found,) = json.loads(grammar)["grammars"]
         name = f"g{len(self._others)}"
         self._others.append({**found, "name": name})
         return self.rule(f"@{name}")

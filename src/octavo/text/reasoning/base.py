@@ -26,7 +26,7 @@ class ReasoningFormat(ABC):
     name, aliases: of `--reasoning-parser`, vLLM's. begins, ends: what may begin and end reasoning;
     where some are added tokens of the tokenizer, only those do. markers: the words that a tokenizer
     may have as added tokens; by default `begins` and `ends`. blank: characters next to a marker
-    that belong to it.
+    that belong to it. content: what a model writes before a text for the user.
     """
 
     name: str
@@ -34,6 +34,7 @@ class ReasoningFormat(ABC):
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     blank: str = "\n"
+    content: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:

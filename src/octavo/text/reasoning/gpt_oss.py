@@ -16,6 +16,7 @@ class GptOss(ReasoningFormat):
     aliases = ("harmony",)
     begins = (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",)
     ends = (f"{harmony.END}{harmony.START}assistant",)
+    content = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ class ToolFormat(ABC):
     name, aliases: of `--tool-call-parser`, vLLM's. begin: what opens a section of one or more
     calls; empty where nothing does. several: whether one section may have several calls; else
     each has its own section, and `separator` stands between them. markers: the words that a
-    tokenizer may have as added tokens.
+    tokenizer may have as added tokens. trigger: what `behind_trigger` follows in an answer that is
+    free otherwise; by default `begin`.
     """
 
     name: str
@@ -59,6 +60,16 @@ class ToolFormat(ABC):
     several: bool = False
     separator: str = ""
     markers: tuple[str, ...] = ()
+
+    @property
+    def trigger(self) -> str:
+        return self.begin
+
+    def behind_trigger(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        """An expression of what follows the added token with which `trigger` begins, up to where
+        the answer is free again."""
+        _, *rest = rules.literals(self.trigger)
+        return " ".join([*rest, self.section(rules, tools, most)])
 
     @abstractmethod
     def matches(self, template: str) -> bool:

@@ -56,6 +56,20 @@ class Harmony(ToolFormat):
     def section(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
         return rules.rule(" | ".join(self._call(rules, tool) for tool in tools))
 
+    @property
+    def trigger(self) -> str:
+        return CHANNEL
+
+    def behind_trigger(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        """The rest of a message's header; the arguments of a call, too."""
+        others = f"({' | '.join(map(json.dumps, _CHANNELS))}) {rules.literal(MESSAGE)}"
+        calls = [
+            f"{rules.literal(self._header(tool.name).removeprefix(CHANNEL))} "
+            f"{rules.json(tool.schema)}"
+            for tool in tools
+        ]
+        return rules.rule(" | ".join([others, *calls]))
+
     def _call(self, rules: LarkRules, tool: Tool) -> str:
         return f"{rules.literal(self._header(tool.name))} {rules.json(tool.schema)}"
 
