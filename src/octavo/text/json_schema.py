@@ -40,12 +40,12 @@ _DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     "|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
-_DATE = f"^({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+DATE = f"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"  # that exists
 # Formats of which the library takes more: 29 February of each year, year 0, leap seconds at any
 # time of day. The patterns leave these out, and say nothing else.
 _EXACT = {
-    "date": f"{_DATE}$",
-    "date-time": _DATE + "[Tt ][0-9]{2}:[0-9]{2}:[0-5]",
+    "date": f"^{DATE}$",
+    "date-time": f"^{DATE}" + "[Tt ][0-9]{2}:[0-9]{2}:[0-5]",
     "time": "^[0-9]{2}:[0-9]{2}:[0-5]",
 }
 _INSTEAD = {

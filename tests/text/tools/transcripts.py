@@ -22,6 +22,7 @@ from octavo.text.answer import (
 )
 from octavo.text.markers import Markers
 from octavo.text.tools.base import Call, Tool, ToolFormat
+from octavo.text.tools.tagged import TaggedFormat
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,16 @@ def _string(draw: random.Random, markers: Sequence[str]) -> str:
         return "".join(draw.choices(string.printable, k=2000))
     words = [*_WORDS, *markers] if draw.random() < 0.5 else _WORDS
     return draw.choice((" ", "")).join(draw.choices(words, k=draw.randrange(1, 4)))
+
+
+def of_format(tool_format: ToolFormat, count: int = 100) -> list[Transcript]:
+    """Of those, what the format can write. A raw value ends with its closing tag, wherever that
+    stands, and null of a string that may be null is no string."""
+    raw = isinstance(tool_format, TaggedFormat)
+    inside = [w for w in tool_format.markers if not raw or w != tool_format.value_end]
+    return [made for made in transcripts(inside, count) if not raw or not any(
+        call.arguments.get("note") == "null" for call in made.calls
+    )]  # fmt: skip
 
 
 # How a text is cut.

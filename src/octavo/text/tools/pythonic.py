@@ -17,7 +17,7 @@ from octavo.text.tools.parameters import Parameters, Schema, says
 from octavo.text.tools.section_parser import SPACE, NoCallError, Steps
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]")
-_KEY = re.compile(r"[^=,()\[\]{}'\"\s]")
+_KEY = re.compile(r"[^=,()\[\]{}'\"\s\ud800-\udfff]")  # no marker
 _MAX_KEY = 200
 _OTHER_KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}="
 _QUOTES = ('"""', "'''", '"', "'")
@@ -175,7 +175,7 @@ class PythonicParser(LiteralParser):
         if not key:
             raise NoCallError
         yield from self.skip()
-        self.arguments(f"{before}{json_text.string(self.spelled(key))}: ")
+        self.arguments(f"{before}{json_text.string(key)}: ")
         yield from self.value()
         yield from self.skip()
 

@@ -3,6 +3,7 @@
 from octavo.errors import ConfigError, nearest, shown
 from octavo.text.tools.base import ToolFormat
 from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.text.tools.glm4 import Glm45, Glm47
 from octavo.text.tools.granite import Granite
 from octavo.text.tools.harmony import Harmony
 from octavo.text.tools.hermes import Hermes
@@ -10,15 +11,21 @@ from octavo.text.tools.kimi_k2 import KimiK2
 from octavo.text.tools.lfm2 import Lfm2
 from octavo.text.tools.llama3 import Llama3Json
 from octavo.text.tools.llama4_pythonic import Llama4Pythonic
+from octavo.text.tools.minimax_m2 import MinimaxM2
 from octavo.text.tools.mistral import Mistral, MistralList, MistralWithIds
 from octavo.text.tools.olmo3 import Olmo3
 from octavo.text.tools.phi4_mini import Phi4MiniJson
 from octavo.text.tools.pythonic import Pythonic
+from octavo.text.tools.qwen3_coder import Qwen3Coder
 
 # The first whose template matches is taken. Formats of one name are layouts of one family.
 FORMATS: tuple[ToolFormat, ...] = (
     Lfm2(),
     Olmo3(),
+    Qwen3Coder(),
+    Glm47(),
+    Glm45(),
+    MinimaxM2(),
     Hermes(),
     Llama3Json(),
     Mistral(),

@@ -178,9 +178,6 @@ class SectionParser(ABC):
         """Reads characters that `after` has shown."""
         self._at += count
 
-    def spelled(self, text: str) -> str:
-        return self._markers.spelled(text)
-
     @property
     def first(self) -> bool:
         """Whether a section that begins now is the first of the answer, without content before."""
