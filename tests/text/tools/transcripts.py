@@ -148,10 +148,11 @@ def _string(draw: random.Random, markers: Sequence[str]) -> str:
 
 
 def of_format(tool_format: ToolFormat, count: int = 100) -> list[Transcript]:
-    """Of those, what the format can write. A raw value ends with its closing tag, wherever that
-    stands, and null of a string that may be null is no string."""
+    """Of those, what the format can write. A raw value ends with its closing tag or quote,
+    wherever that stands, and null of a string that may be null is no string."""
     raw = isinstance(tool_format, TaggedFormat)
-    inside = [w for w in tool_format.markers if not raw or w != tool_format.value_end]
+    ends = {getattr(tool_format, "value_end", None), getattr(tool_format, "quote", None)}
+    inside = [word for word in tool_format.markers if word not in ends]
     return [made for made in transcripts(inside, count) if not raw or not any(
         call.arguments.get("note") == "null" for call in made.calls
     )]  # fmt: skip

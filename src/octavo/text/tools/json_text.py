@@ -20,6 +20,12 @@ def string(text: str) -> str:
     )
 
 
+def read_string(text: str) -> str:
+    """The string of which `text` is the JSON."""
+    found: str = json.loads(text)
+    return found
+
+
 def value(value: Any) -> str:
     """Any value."""
     return _SURROGATE.sub(

@@ -28,14 +28,15 @@ _OTHER_INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]
 
 class Notation(msgspec.Struct, frozen=True):
     """words: true, false and null. string: writes one. key: writes one of an object. comma, colon:
-    with the space behind. string_rule: the grammar of strings of a schema."""
+    with the space behind. string_rule, any_key_rule: the grammar of a string, and of keys."""
 
     words: Mapping[bool | None, str]
     string: Callable[[str], str]
     key: Callable[[str], str]
     comma: str
     colon: str
-    string_rule: "Callable[[LarkRules, Schema, Parameters], str]"
+    string_rule: Callable[[LarkRules, Schema, Parameters], str]
+    any_key_rule: Callable[[LarkRules], str]
 
     def write(self, value: Any) -> str:
         if value is None or isinstance(value, bool):
@@ -206,22 +207,29 @@ class Literals:
         return f'"[" {several if least else f"({several})?"} "]"'
 
     def _object(self, schema: Schema, depth: int) -> str:
-        listed, others = schema.get("properties"), schema.get("additionalProperties", False)
-        keywords = {"properties", "required", "additionalProperties"}
+        listed, others = schema.get("properties"), schema.get("additionalProperties")
         required = set(schema.get("required") or ())
-        whole = says(schema) & _OF_OBJECTS
-        if not isinstance(listed, Mapping) or others or whole - keywords or required - set(listed):
+        is_open = listed is None and not isinstance(others, Mapping)  # for anything
+        if is_open or says(schema) & _WHOLE or required - set(listed or ()):
             return self._json({**schema, "type": "object"})
         members = []
-        for name, part in listed.items():
+        for name, part in (listed or {}).items():
             if part is False:
                 continue
             before = self._rules.literal(f"{self._notation.key(name)}{self._notation.colon}")
             value = self.value(part if isinstance(part, Mapping) else {}, depth + 1)
             members.append((name in required, f"{before} {value}"))
-        return f'"{{" {self._listed(members, None)} "}}"'
+        return f'"{{" {self._listed(members, self._others(others, depth))} "}}"'
+
+    def _others(self, schema: Any, depth: int) -> str | None:
+        """Members that the schema of an object does not list."""
+        if schema is None or schema is False:
+            return None
+        key = self._notation.any_key_rule(self._rules)
+        colon = self._rules.literal(self._notation.colon)
+        return f"{key} {colon} {self.value({} if schema is True else schema, depth + 1)}"
 
 
-_OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties",
-                         "minProperties", "maxProperties", "propertyNames", "dependentRequired",
-                         "dependentSchemas", "dependencies", "unevaluatedProperties"))  # fmt: skip
+_WHOLE = frozenset(("patternProperties", "minProperties", "maxProperties", "propertyNames",
+                    "dependentRequired", "dependentSchemas", "dependencies",
+                    "unevaluatedProperties"))  # fmt: skip

@@ -43,6 +43,7 @@ NOTATION = Notation(
     comma=", ",
     colon=": ",
     string_rule=_string_rule,
+    any_key_rule=lambda rules: rules.json({"type": "string"}),
 )
 
 

@@ -3,6 +3,8 @@
 from octavo.errors import ConfigError, nearest, shown
 from octavo.text.tools.base import ToolFormat
 from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.text.tools.functiongemma import FunctionGemma
+from octavo.text.tools.gemma4 import Gemma4
 from octavo.text.tools.glm4 import Glm45, Glm47
 from octavo.text.tools.granite import Granite
 from octavo.text.tools.harmony import Harmony
@@ -22,6 +24,8 @@ from octavo.text.tools.qwen3_coder import Qwen3Coder
 FORMATS: tuple[ToolFormat, ...] = (
     Lfm2(),
     Olmo3(),
+    FunctionGemma(),
+    Gemma4(),
     Qwen3Coder(),
     Glm47(),
     Glm45(),
