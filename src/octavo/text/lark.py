@@ -6,7 +6,7 @@ their ids. What a rule says is the caller's part.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from octavo.text import json_schema
@@ -30,6 +30,13 @@ class LarkRules:
         """A new rule; returns its name. option: such as `lazy`."""
         name = f"r{len(self._lines)}"
         self._lines.append(f"{name}{f'[{option}]' if option else ''}: {body}")
+        return name
+
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """A new rule, whose body is told its name; returns its name."""
+        name = self.rule("")
+        place = len(self._lines) - 1
+        self._lines[place] = f"{name}: {body(name)}"
         return name
 
     def literal(self, text: str) -> str:

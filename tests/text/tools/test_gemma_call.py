@@ -39,7 +39,9 @@ def test_literals_become_json(literal, value):
 
 
 def test_a_quoted_value_of_a_parameter_that_is_no_string_is_what_its_schema_says():
-    text = "<start_function_call>call:f{n:<escape>42<escape>,s:<escape>42<escape>}<end_function_call>"
+    text = (
+        "<start_function_call>call:f{n:<escape>42<escape>,s:<escape>42<escape>}<end_function_call>"
+    )
     one = tool(n={"type": "integer"}, s={"type": "string"})
     assert parse(text, one, FUNCTION).calls == [("f", '{"n": 42, "s": "42"}', True)]
 
@@ -118,7 +120,7 @@ def test_a_string_without_a_rule_of_its_own_is_held_to_as_json():
 
 
 def test_keywords_of_the_whole_are_refused():
-    with pytest.raises(RequestError, match="maxProperties.*'f'.*strict: false"):
+    with pytest.raises(RequestError, match=r"maxProperties.*'f'.*strict: false"):
         Calls(GEMMA, [Tool("f", parameters={"maxProperties": 1})])
     assert not Calls(GEMMA, [Tool("f", parameters={"maxProperties": 1}, strict=False)]).take(
         GEMMA.write([Call("f", {"a": 1, "b": "c"})])

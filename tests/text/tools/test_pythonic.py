@@ -142,7 +142,7 @@ def test_a_text_without_calls_may_begin_as_a_list_does():
 
 def test_without_strict_any_arguments():
     loose = Calls(PYTHONIC, [Tool("book", parameters=STRICT[0].parameters, strict=False)])
-    assert not loose.take("[book(a=1, b={\"c\": [true]}, d=None, e='x')]")
+    assert not loose.take("[book(a=1, b={\"c\": [True]}, d=None, e='x')]")
     assert not loose.take("[book()]")
 
 

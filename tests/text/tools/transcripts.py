@@ -147,13 +147,15 @@ def _string(draw: random.Random, markers: Sequence[str]) -> str:
     return draw.choice((" ", "")).join(draw.choices(words, k=draw.randrange(1, 4)))
 
 
-def of_format(tool_format: ToolFormat, count: int = 100) -> list[Transcript]:
+def of_format(
+    tool_format: ToolFormat, count: int = 100, seed: int = 0, with_markers: bool = True
+) -> list[Transcript]:
     """Of those, what the format can write. A raw value ends with its closing tag or quote,
     wherever that stands, and null of a string that may be null is no string."""
     raw = isinstance(tool_format, TaggedFormat)
     ends = {getattr(tool_format, "value_end", None), getattr(tool_format, "quote", None)}
-    inside = [word for word in tool_format.markers if word not in ends]
-    return [made for made in transcripts(inside, count) if not raw or not any(
+    inside = [word for word in tool_format.markers if with_markers and word not in ends]
+    return [made for made in transcripts(inside, count, seed) if not raw or not any(
         call.arguments.get("note") == "null" for call in made.calls
     )]  # fmt: skip
 

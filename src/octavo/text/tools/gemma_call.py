@@ -136,7 +136,7 @@ class GemmaParser(LiteralParser):
             yield from self.value()
             return
         pieces: list[str] = []
-        yield from self.upto([self._layout.quote], pieces.append)
+        yield from self.upto([self._layout.quote], pieces.append, due=True)
         self.arguments(json_of("".join(pieces), schema, root))
 
     def bare_key(self) -> Steps[str]:
@@ -149,7 +149,7 @@ class GemmaParser(LiteralParser):
         if (yield from self.literal(self._layout.quote)):
             take('"')
             quote = [self._layout.quote]
-            yield from self.upto(quote, lambda text: take(json_text.string(text)[1:-1]))
+            yield from self.upto(quote, lambda text: take(json_text.string(text)[1:-1]), due=True)
             take('"')
             return True
         if (yield from self.peek()) == '"':

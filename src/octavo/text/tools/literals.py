@@ -127,12 +127,15 @@ class Literals:
 
     def __init__(self, rules: LarkRules, notation: Notation, parameters: Parameters) -> None:
         self._rules, self._notation, self._parameters = rules, notation, parameters
+        self._any_rule = ""
 
     def value(self, schema: Schema, depth: int = 0) -> str:
         """An expression of a value."""
         schema = resolved(schema, self._parameters.root)
         if (values := values_of(schema)) is not None:
             options = [self._rules.literal(self._notation.write(value)) for value in values]
+        elif not says(schema) and "type" not in schema:
+            return self._any()
         elif depth > _MAX_RULES or "allOf" in schema:
             return self._json(schema)
         elif (several := self._alternatives(schema)) is not None:
@@ -178,6 +181,21 @@ class Literals:
         options = schema["anyOf"]
         return options if all(isinstance(option, Mapping) for option in options) else None
 
+    def _any(self) -> str:
+        """Any value, in the notation."""
+        if not self._any_rule:
+            scalars = {"type": ["boolean", "null", "number", "string"]}
+            comma, colon = map(self._rules.literal, (self._notation.comma, self._notation.colon))
+            key = self._notation.any_key_rule(self._rules)
+            options = " | ".join(self._options(scalars, 0))
+            self._any_rule = self._rules.recursive(
+                lambda name: (
+                    f'{options} | "[" ({name} ({comma} {name})*)? "]"'
+                    f' | "{{" ({key} {colon} {name} ({comma} {key} {colon} {name})*)? "}}"'
+                )
+            )
+        return self._any_rule
+
     def _json(self, schema: Schema) -> str:
         return self._rules.json(self._parameters.part(schema))
 
@@ -196,7 +214,7 @@ class Literals:
             yield self._object(schema, depth)
 
     def _array(self, schema: Schema, depth: int) -> str:
-        items, most = schema.get("items"), schema.get("maxItems")
+        items, most = schema.get("items", {}), schema.get("maxItems")
         least = schema.get("minItems", 0)
         if not isinstance(items, Mapping) or "prefixItems" in schema or most == 0:
             return self._json({**schema, "type": "array"})
@@ -209,8 +227,9 @@ class Literals:
     def _object(self, schema: Schema, depth: int) -> str:
         listed, others = schema.get("properties"), schema.get("additionalProperties")
         required = set(schema.get("required") or ())
-        is_open = listed is None and not isinstance(others, Mapping)  # for anything
-        if is_open or says(schema) & _WHOLE or required - set(listed or ()):
+        if listed is None and others is None:
+            others = True
+        if says(schema) & _WHOLE or required - set(listed or ()):
             return self._json({**schema, "type": "object"})
         members = []
         for name, part in (listed or {}).items():

@@ -143,14 +143,16 @@ class SectionParser(ABC):
             self.unread(len(self._markers.in_text(literal)))
         return found
 
-    def upto(self, words: Sequence[str], take: Callable[[str], None]) -> Steps[str]:
+    def upto(
+        self, words: Sequence[str], take: Callable[[str], None], due: bool = False
+    ) -> Steps[str]:
         """Reads up to the first of `words`, markers spelled, and that too. `take` is told the text
-        before it as it comes. Returns the word."""
+        before it as it comes. Returns the word. due: a word that is cut off is none of the text."""
         expected = sorted(map(self._markers.in_text, words), key=len, reverse=True)
         end = re.compile("|".join(map(re.escape, expected)))
         while True:
             found = end.search(self._text, self._at)
-            held = 0 if self._closed else self._held_back(expected)
+            held = 0 if self._closed and not due else self._held_back(expected)
             stop = found.start() if found else len(self._text) - held
             text, self._at = self._text[self._at : stop], stop
             if text:
@@ -177,6 +179,9 @@ class SectionParser(ABC):
     def advance(self, count: int) -> None:
         """Reads characters that `after` has shown."""
         self._at += count
+
+    def spelled(self, text: str) -> str:
+        return self._markers.spelled(text)
 
     @property
     def first(self) -> bool:

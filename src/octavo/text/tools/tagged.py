@@ -177,11 +177,11 @@ class TaggedParser(SectionParser):
         kinds = kinds_of(schema, root)
         if "string" in kinds and kinds <= {"string", "null"}:
             text = _String(self, nullable="null" in kinds)
-            yield from self.upto(self._value_ends, text.take)
+            yield from self.upto(self._value_ends, text.take, due=True)
             text.end()
             return
         pieces: list[str] = []
-        yield from self.upto(self._value_ends, pieces.append)
+        yield from self.upto(self._value_ends, pieces.append, due=True)
         self.arguments(json_of("".join(pieces), schema, root))
 
 
