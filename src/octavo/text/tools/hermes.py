@@ -14,5 +14,5 @@ class Hermes(JsonObjectFormat):
     markers = ("<tool_call>", "</tool_call>")
 
     def matches(self, template: str) -> bool:
-        other = ("<function=", "<arg_key>", "<|tool_call|>")
+        other = ("<function=", "<arg_key>", "<|tool_call|>", "<tool_calls>", "<invoke name=")
         return "<tool_call>" in template and not any(word in template for word in other)

@@ -49,7 +49,11 @@ class JsonObjectFormat(ToolFormat):
 
     def _call(self, rules: LarkRules, tool: Tool) -> str:
         start = rules.literal(f'{{"name": {json.dumps(tool.name)}, "{self.key}": ')
-        return f"{start} {rules.json(tool.schema)} {rules.literal('}')}"
+        return f"{start} {rules.json(tool.schema)} {self.call_end(rules)}"
+
+    def call_end(self, rules: LarkRules) -> str:
+        """An expression of what follows the arguments in an object."""
+        return rules.literal("}")
 
     def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:
         return JsonObjectParser(self, tools, markers)

@@ -19,6 +19,7 @@ from octavo.text.tools.named_json import LONGEST_NAME, NamedJsonFormat, NamedJso
 from octavo.text.tools.section_parser import NoCallError, Steps
 
 _BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_SPACED = f"{_BEGIN} ["
 _LETTERS = string.ascii_letters + string.digits
 _LETTER = re.compile("[A-Za-z0-9]")
 _ID_LENGTH = 9
@@ -60,17 +61,30 @@ class MistralWithIds(Mistral):
 
 
 class MistralList(_MistralFormat, JsonObjectFormat):
-    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`."""
+    """`[TOOL_CALLS][{"name": "f", "arguments": {...}}]`, and perhaps an id in each."""
 
-    opening = " ["
+    opening = "["
     closing = "]"
     several = True
 
     def matches(self, template: str) -> bool:
-        return _BEGIN in template and _ARGUMENTS not in template
+        return _BEGIN in template and _ARGUMENTS not in template and _SPACED not in template
+
+    def call_end(self, rules: LarkRules) -> str:
+        start, end = rules.literal(', "id": "'), rules.literal('"')
+        return f"({start} /[A-Za-z0-9]{{{_ID_LENGTH}}}/ {end})? {super().call_end(rules)}"
 
     def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:
         return _MistralParser(Mistral(), tools, markers)
+
+
+class MistralSpacedList(MistralList):
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, as the first tokenizers have it."""
+
+    opening = " ["
+
+    def matches(self, template: str) -> bool:
+        return _SPACED in template and _ARGUMENTS not in template
 
 
 class _MistralParser(NamedJsonParser):

@@ -14,7 +14,7 @@ from octavo.text.tools.lfm2 import Lfm2
 from octavo.text.tools.llama3 import Llama3Json
 from octavo.text.tools.llama4_pythonic import Llama4Pythonic
 from octavo.text.tools.minimax_m2 import MinimaxM2
-from octavo.text.tools.mistral import Mistral, MistralList, MistralWithIds
+from octavo.text.tools.mistral import Mistral, MistralList, MistralSpacedList, MistralWithIds
 from octavo.text.tools.olmo3 import Olmo3
 from octavo.text.tools.phi4_mini import Phi4MiniJson
 from octavo.text.tools.pythonic import Pythonic
@@ -35,6 +35,7 @@ FORMATS: tuple[ToolFormat, ...] = (
     Mistral(),
     MistralWithIds(),
     MistralList(),
+    MistralSpacedList(),
     Granite(),
     Phi4MiniJson(),
     DeepSeekV3(),
