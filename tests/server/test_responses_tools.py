@@ -4,6 +4,8 @@ import pytest
 
 from octavo.errors import RequestError
 from octavo.server.responses_tools import ToolName, flat_name, tool_choice, toolbox
+from octavo.text.tool_request import ToolChoice
+from octavo.text.tools.base import Tool
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 PATCH = {"type": "custom", "name": "patch", "description": "Apply a patch."}
@@ -22,26 +24,16 @@ def refused(work, *args):
 def test_functions_are_offered_as_they_are():
     tool = {**WEATHER, "description": "Today's.", "strict": False, "defer_loading": True}
     found = box(tool)
-    assert found.functions == (
-        {
-            "type": "function",
-            "function": {
-                "name": "weather",
-                "parameters": {"type": "object"},
-                "strict": False,
-                "description": "Today's.",
-            },
-        },
-    )
+    assert found.functions == (Tool("weather", "Today's.", {"type": "object"}, strict=False),)
     assert found.echo[0]["strict"] is False
     assert box(WEATHER).echo[0]["strict"] is True
 
 
 def test_a_custom_tool_is_a_function_with_one_text():
     found = box(PATCH)
-    function = found.functions[0]["function"]
-    assert function["parameters"]["properties"] == {"input": {"type": "string"}}
-    assert function["parameters"]["required"] == ["input"]
+    (function,) = found.functions
+    assert function.parameters["properties"] == {"input": {"type": "string"}}
+    assert function.parameters["required"] == ["input"]
     assert found.name_of("patch") == ToolName("custom", "patch")
     assert found.echo == ({**PATCH, "format": {"type": "text"}},)
 
@@ -50,10 +42,10 @@ def test_an_expression_is_enforced_and_a_grammar_is_shown():
     regex = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}
     lark = {**PATCH, "name": "p", "format": {"type": "grammar", "syntax": "lark",
                                              "definition": "start: /x/"}}  # fmt: skip
-    one, two = (tool["function"] for tool in box(regex, lark).functions)
-    assert one["parameters"]["properties"]["input"]["pattern"] == "^(?:a|b)$"
-    assert two["description"].startswith("Apply a patch.")
-    assert two["description"].endswith("start: /x/")
+    one, two = box(regex, lark).functions
+    assert one.parameters["properties"]["input"]["pattern"] == "^(?:a|b)$"
+    assert two.description.startswith("Apply a patch.")
+    assert two.description.endswith("start: /x/")
 
 
 def test_tools_of_a_namespace_have_it_in_their_name_and_are_answered_without():
@@ -64,9 +56,9 @@ def test_tools_of_a_namespace_have_it_in_their_name_and_are_answered_without():
         "tools": [{**WEATHER, "name": "read"}, {**PATCH, "name": "write"}, {"type": "web_search"}],
     }
     found = box(space, {**WEATHER, "name": "read"})
-    names = [tool["function"]["name"] for tool in found.functions]
+    names = [tool.name for tool in found.functions]
     assert names == ["mcp__files__read", "mcp__files__write", "read"]
-    assert found.functions[0]["function"]["description"] == "Files."
+    assert found.functions[0].description == "Files."
     assert found.name_of("mcp__files__read") == ToolName("function", "read", "mcp__files")
     assert found.name_of("mcp__files__write") == ToolName("custom", "write", "mcp__files")
     assert found.places == ("tools[0].tools[0]", "tools[0].tools[1]", "tools[1]")
@@ -100,6 +92,8 @@ def test_tools_that_cannot_run_here_are_left_out_and_named():
         ({**WEATHER, "async": True}, "tools[0].async", "not supported"),
         ({**PATCH, "format": {"type": "grammar", "syntax": "gbnf", "definition": "x"}},
          "tools[0].format", "lark, regex"),
+        ({**WEATHER, "name": "a b"}, "tools[0].name", "A-Z"),
+        ({**WEATHER, "parameters": {"type": "array"}}, "tools[0].parameters.type", "object"),
         ({"type": "namespace", "name": "n", "tools": [{"type": "function"}]},
          "tools[0].tools[0].name", "missing"),
     ],
@@ -113,24 +107,21 @@ def test_two_tools_of_one_name_are_refused():
     assert refused(box, WEATHER, {**PATCH, "name": "weather"}).param == "tools[1].name"
 
 
-def test_choices_are_those_of_chat_completions():
+def test_a_choice_is_a_mode_or_a_tool():
     found = box(WEATHER, PATCH)
-    assert tool_choice(None, found) == ("auto", found)
-    assert tool_choice("required", found) == ("required", found)
-    assert tool_choice("auto", box()) == ("none", box())
-    named = {"type": "function", "function": {"name": "patch"}}
-    assert tool_choice({"type": "custom", "name": "patch"}, found) == (named, found)
+    assert tool_choice(None, found) == tool_choice("auto", found) == ToolChoice("auto")
+    assert tool_choice("required", found) == ToolChoice("required")
+    assert tool_choice("none", found) == tool_choice("auto", box()) == ToolChoice("none")
+    assert tool_choice({"type": "custom", "name": "patch"}, found) == ToolChoice(
+        "required", "patch"
+    )
 
 
 def test_allowed_tools_are_those_that_may_be_called():
-    found = box(WEATHER, PATCH)
-    allowed = {"type": "allowed_tools", "mode": "required",
-               "tools": [{"type": "custom", "name": "patch"}]}  # fmt: skip
-    choice, kept = tool_choice(allowed, found)
-    assert choice == "required"
-    assert [tool["function"]["name"] for tool in kept.functions] == ["patch"]
-    assert kept.places == ("tools[1]",)
-    assert kept.echo == found.echo
+    patch = {"type": "custom", "name": "patch"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [patch, patch]}
+    found = tool_choice(allowed, box(WEATHER, PATCH))
+    assert found == ToolChoice("required", None, ("patch",))
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,13 @@ def _read(raw: bytes, defaults: Mapping[str, Any]) -> _Asked:
         raise RequestError("input is empty: give a text or items", "input")
     read = read_input(body.input or "", body.instructions)
     given = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
-    choice, tools = tool_choice(body.tool_choice, toolbox(given + read.tools))
-    if choice != "none":
-        raise RequestError("tools are not supported by the server yet", "tools")
+    tools = toolbox(given + read.tools)
     conversation = Conversation(
         messages=read.messages,
+        tools=tools.functions,
+        tool_choice=tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
         model=body.model,
         request_id=body.request_id,

@@ -13,6 +13,9 @@ import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, nearest, shown
 from octavo.server.protocol import Body, NeutralValues, inner
+from octavo.text.tool_request import ToolChoice, checked
+from octavo.text.tool_request import tool as checked_tool
+from octavo.text.tools.base import Tool
 
 Kind = Literal["function", "custom"]
 _OFFERED = ("function", "custom", "namespace")
@@ -62,12 +65,12 @@ class ToolName(msgspec.Struct, frozen=True):
 class Toolbox(msgspec.Struct, frozen=True):
     """The tools of a request.
 
-    functions: as chat completions have them. places: the path of each in the body. names: of each
-    function, by its name there. echo: the tools that are offered, as they were given. left_out:
-    the types of the others.
+    functions: what a model is offered. places: the path of each in the body. names: of each
+    function, by the model's name for it. echo: the tools that are offered, as they were given.
+    left_out: the types of the others.
     """
 
-    functions: tuple[dict[str, Any], ...] = ()
+    functions: tuple[Tool, ...] = ()
     places: tuple[str, ...] = ()
     names: Mapping[str, ToolName] = {}
     echo: tuple[dict[str, Any], ...] = ()
@@ -94,8 +97,9 @@ def toolbox(places: Sequence[tuple[str, Any]]) -> Toolbox:
     """The tools of a request, each with its path in the body. Raises RequestError."""
     found = _Collected()
     echo = [given for where, tool in places if (given := found.add(tool, where)) is not None]
+    functions = tuple(found.functions.values())
     return Toolbox(
-        tuple(found.functions.values()),
+        checked(functions) if functions else (),
         tuple(found.places),
         found.names,
         tuple(echo),
@@ -105,7 +109,7 @@ def toolbox(places: Sequence[tuple[str, Any]]) -> Toolbox:
 
 class _Collected:
     def __init__(self) -> None:
-        self.functions: dict[str, dict[str, Any]] = {}
+        self.functions: dict[str, Tool] = {}
         self.places: list[str] = []
         self.names: dict[str, ToolName] = {}
         self.left_out: list[str] = []
@@ -141,13 +145,12 @@ class _Collected:
 
     def _function(self, tool: FunctionTool, where: str, space: Namespace | None) -> dict[str, Any]:
         strict = tool.strict is not False
-        parameters = tool.parameters or {}
-        self._offer("function", tool, where, space, parameters, strict)
+        self._offer("function", tool, where, space, tool.parameters, strict)
         return {
             "type": "function",
             "name": tool.name,
             "description": tool.description,
-            "parameters": parameters,
+            "parameters": tool.parameters or {},
             "strict": strict,
         }
 
@@ -173,7 +176,7 @@ class _Collected:
         tool: _Tool,
         where: str,
         space: Namespace | None,
-        parameters: Mapping[str, Any],
+        parameters: Mapping[str, Any] | None,
         strict: bool,
         note: str = "",
     ) -> None:
@@ -183,11 +186,8 @@ class _Collected:
                 f"{where}.name: two tools are called {shown(tool.name, 60)}", f"{where}.name"
             )
         told = tool.description or (space.description if space else None) or ""
-        description = "\n\n".join(part for part in (told, note) if part)
-        function = {"name": name, "parameters": parameters, "strict": strict}
-        if description:
-            function["description"] = description
-        self.functions[name] = {"type": "function", "function": function}
+        description = "\n\n".join(part for part in (told, note) if part) or None
+        self.functions[name] = checked_tool(name, description, parameters, strict, where)
         self.places.append(where)
         self.names[name] = ToolName(kind, tool.name, space.name if space else None)
 
@@ -226,30 +226,26 @@ def _custom_input(form: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     return {"type": "string"}, f"The input matches this grammar, in Lark's form:\n{definition}"
 
 
-def tool_choice(
-    given: str | Mapping[str, Any] | None, tools: Toolbox
-) -> tuple[str | dict[str, Any], Toolbox]:
-    """`tool_choice` as chat completions have it, and the tools that may be called.
-
-    Raises RequestError for a choice that the tools cannot meet.
-    """
+def tool_choice(given: str | Mapping[str, Any] | None, tools: Toolbox) -> ToolChoice:
+    """Which of the tools may be called. Raises RequestError for what they cannot meet."""
     if given is None or isinstance(given, str):
-        choice = given or "auto"
-        if choice not in _CHOICES:
+        if given not in (None, *_CHOICES):
             raise RequestError(
                 f"tool_choice must be {', '.join(_CHOICES)} or an object, not {shown(given, 60)}",
                 "tool_choice",
             )
-        if choice == "required" and not tools.functions:
+        if given == "required" and not tools.functions:
             raise _no_tool("required", tools)
-        return (choice if tools.functions else "none"), tools
+        if given == "none" or not tools.functions:
+            return ToolChoice("none")
+        return ToolChoice("required" if given == "required" else "auto")
     if given.get("type") == "allowed_tools":
         return _allowed(given, tools)
-    name = _chosen(given, tools, "tool_choice")
-    return {"type": "function", "function": {"name": name}}, tools
+    return ToolChoice("required", _chosen(given, tools, "tool_choice"))
 
 
-def _allowed(given: Mapping[str, Any], tools: Toolbox) -> tuple[str, Toolbox]:
+def _allowed(given: Mapping[str, Any], tools: Toolbox) -> ToolChoice:
+    """All tools are shown, so that the prompt stays the same; some may be called."""
     mode, listed = given.get("mode"), given.get("tools")
     if mode not in ("auto", "required"):
         raise RequestError(
@@ -260,17 +256,9 @@ def _allowed(given: Mapping[str, Any], tools: Toolbox) -> tuple[str, Toolbox]:
             f"tool_choice.tools must be a list of tools, not {shown(listed, 60)}",
             "tool_choice.tools",
         )
-    names = {_chosen(item, tools, f"tool_choice.tools[{i}]") for i, item in enumerate(listed)}
-    kept = [
-        (tool, place)
-        for tool, place in zip(tools.functions, tools.places, strict=True)
-        if tool["function"]["name"] in names
-    ]
-    return mode, msgspec.structs.replace(
-        tools,
-        functions=tuple(tool for tool, _ in kept),
-        places=tuple(place for _, place in kept),
-    )
+    names = [_chosen(item, tools, f"tool_choice.tools[{i}]") for i, item in enumerate(listed)]
+    chosen: Literal["auto", "required"] = "auto" if mode == "auto" else "required"
+    return ToolChoice(chosen, None, tuple(dict.fromkeys(names)))
 
 
 def _chosen(given: object, tools: Toolbox, where: str) -> str:
