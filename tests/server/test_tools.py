@@ -4,10 +4,21 @@ import pytest
 
 import tool_model
 from serving import Server
-from tool_model import CLOCK, TOOLS, WEATHER, call
-
-PATH = "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
+from tool_model import (
+    CLOCK,
+    NOW,
+    PATH,
+    ROME,
+    TOOLS,
+    USER,
+    WEATHER,
+    ask,
+    both,
+    call,
+    fold,
+    say,
+    without_ids,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -15,75 +26,6 @@ def server(tmp_path_factory, engine_path):
     folder = tool_model.write(tmp_path_factory.mktemp("models") / "hermes")
     with Server(folder, {}, max_model_len=4096, num_gpu_blocks_override=2049) as running:
         yield running
-
-
-def say(server, text):
-    return [{"role": "user", "content": f"say [{tool_model.ids(server.folder, text)}]"}]
-
-
-def ask(server, text, **fields):
-    body = {"messages": say(server, text), "tools": TOOLS, "max_tokens": 400, **fields}
-    reply = server.post(PATH, **body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def fold(events, index=0):
-    """A streamed choice as a client puts it together, with what the stream must be like."""
-    message, reason, begun = {}, None, False
-    for choice in (c for e in events for c in e["choices"] if c["index"] == index):
-        delta = choice["delta"]
-        assert reason is None, "nothing follows the end"
-        assert ("role" in delta) is not begun
-        begun = True
-        for name in ("content", "reasoning", "reasoning_content"):
-            if name in delta:
-                message[name] = message.get(name, "") + delta[name]
-        for piece in delta.get("tool_calls", []):
-            calls = message.setdefault("tool_calls", [])
-            if "id" in piece:
-                assert piece["index"] == len(calls)
-                assert piece["type"] == "function"
-                calls.append({"id": piece["id"], "type": "function",
-                              "function": dict(piece["function"])})  # fmt: skip
-            else:
-                assert set(piece) == {"index", "function"}
-                assert set(piece["function"]) == {"arguments"}
-                assert piece["index"] == len(calls) - 1
-                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
-        reason = choice["finish_reason"]
-    return message, reason
-
-
-def without_ids(message):
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [c["function"] for c in calls]}
-
-
-def both(server, text, **fields):
-    """(message without ids, finish_reason), asserted to be equal whole and streamed."""
-    reply = ask(server, text, **fields)
-    whole = reply["choices"][0]
-    body = {"messages": say(server, text), "tools": TOOLS, "max_tokens": 400, **fields}
-    events = server.events(PATH, **body, stream_options={"include_usage": True})
-    streamed, reason = fold(events)
-    message = {k: v for k, v in whole["message"].items() if k not in ("role", "refusal")}
-    streamed = {"content": None, **streamed}
-    if not message.get("content") and "tool_calls" not in message:
-        streamed["content"] = streamed["content"] or message["content"]
-    assert without_ids(streamed) == without_ids(message)
-    assert reason == whole["finish_reason"]
-    assert events[-1]["usage"]["completion_tokens"] == reply["usage"]["completion_tokens"]
-    ids = [c["id"] for m in (streamed, message) for c in m.get("tool_calls", [])]
-    assert len(set(ids)) == len(ids)
-    assert all(i.startswith("chatcmpl-tool-") for i in ids)
-    return without_ids(message), reason
-
-
-ROME = {"name": "weather", "arguments": '{"city": "Rome"}'}
-NOW = {"name": "clock", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(

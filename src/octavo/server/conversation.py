@@ -16,7 +16,7 @@ from octavo.params import SamplingParams
 from octavo.server.generation import Generation, make_submission, submit
 from octavo.server.replies import Usage
 from octavo.server.service import Service
-from octavo.text.answer import Content, Event
+from octavo.text.answer import Content, Event, Reasoning
 from octavo.text.answer_reader import AnswerReader
 from octavo.text.chat import ChatPrompt
 from octavo.text.model_formats import template_variables
@@ -62,13 +62,18 @@ async def start(
     Raises RequestError naming a field of `Conversation` or `SamplingParams`, QueueFullError. The
     caller closes the dialogue.
     """
-    form = service.prompts.formats.form(
-        conversation.tools,
-        conversation.tool_choice,
+    formats = service.prompts.formats
+    choice = conversation.tool_choice
+    formats.check(choice)
+    prompt = await render(service, conversation)
+    form = formats.form(
+        service.prompts.tokenizer,
+        prompt.text,
+        choice.among(conversation.tools),
+        choice,
         conversation.parallel_tool_calls,
         params.structured_outputs,
     )
-    prompt = await render(service, conversation)
     submission = await make_submission(service, prompt.token_ids, params, conversation, form)
     prompted = [(submission, prompt.text)]
     if form is None:
@@ -77,7 +82,7 @@ async def start(
     tokenizer = service.prompts.tokenizer
     reader = AnswerReader(form, tokenizer, params.skip_special_tokens)
     made = await submit(service, request, conversation, kind, prompted, reader.markers)
-    return Dialogue(made, prompt, reader)
+    return Dialogue(made, prompt, reader, conversation.include_reasoning)
 
 
 async def render(service: Service, conversation: Conversation) -> ChatPrompt:
@@ -103,11 +108,16 @@ class Dialogue:
     """
 
     def __init__(
-        self, generation: Generation, prompt: ChatPrompt, reader: AnswerReader | None = None
+        self,
+        generation: Generation,
+        prompt: ChatPrompt,
+        reader: AnswerReader | None = None,
+        include_reasoning: bool = True,
     ) -> None:
         self.generation = generation
         self.prompt = prompt
         self._reader = reader
+        self._include_reasoning = include_reasoning
         self._may_call = reader is not None and reader.form.choice != "none"
         self.prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
@@ -127,7 +137,10 @@ class Dialogue:
 
     def usage(self) -> Usage:
         """What was used so far."""
-        return self.generation.usage()
+        usage = self.generation.usage()
+        if self._reader is not None and (count := self._reader.reasoning_tokens) is not None:
+            usage.completion_tokens_details = {"reasoning_tokens": count}
+        return usage
 
     def close(self, error: Exception | None = None) -> None:
         """Abort what still runs, and log. `error`: what the client was answered, if anything."""
@@ -142,4 +155,6 @@ class Dialogue:
         events = self._reader.read(choice)
         if choice.finished and self._may_call:
             self.generation.parsed(self._reader.calls(choice.index) > 0)
-        return events
+        if self._include_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]

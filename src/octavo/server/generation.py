@@ -13,7 +13,6 @@ from typing import Protocol
 from msgspec import UNSET
 from starlette.requests import Request
 
-from octavo.constraints import Sections
 from octavo.core.submission import Submission
 from octavo.engine.admission import admit, deadline_at, output_limit
 from octavo.engine.client import Batch
@@ -27,6 +26,7 @@ from octavo.server.replies import Maybe, Usage
 from octavo.server.service import Service
 from octavo.text.answer_form import AnswerForm
 from octavo.text.markers import Markers
+from octavo.text.model_formats import Limits
 from octavo.version import __version__
 
 logger = get_logger(__name__)
@@ -66,11 +66,10 @@ async def make_submission(
     Raises RequestError for what the model cannot serve.
     """
     now = time.monotonic()
-    sections: Sections | None = None
     if form is None:
-        grammar = await service.prompts.grammar(params.structured_outputs)
+        limits = Limits(await service.prompts.grammar(params.structured_outputs))
     else:
-        grammar, sections = await service.prompts.limits(form)
+        limits = await service.prompts.limits(form)
     submission = Submission(
         service.client.new_id(),
         tuple(token_ids),
@@ -80,8 +79,9 @@ async def make_submission(
         priority=asked.priority or 0,
         deadline=deadline_at(asked.deadline, now),
         cache_salt=asked.cache_salt,
-        grammar=grammar,
-        sections=sections,
+        grammar=limits.grammar,
+        sections=limits.sections,
+        thinking=None if params.thinking_token_budget is None else limits.thinking,
     )
     return admit(submission, service.client.capabilities)
 

@@ -12,15 +12,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.constraints import Sections
 from octavo.errors import ContextLengthError, RequestError, counted
 from octavo.log import get_logger
 from octavo.models.files import resolve_tokenizer
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import FIELD, StructuredOutputsParams
 from octavo.text.answer_form import AnswerForm
 from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.grammar import grammar_of
-from octavo.text.model_formats import ModelFormats
+from octavo.text.model_formats import Limits, ModelFormats
 from octavo.text.placement import Placement, placement
 from octavo.text.tokenizer import Tokenizer, bad_words_ids, load_tokenizer
 
@@ -48,7 +47,9 @@ class PromptEncoder:
         config = self._config
         source = resolve_tokenizer(config.model, config.revision, config.tokenizer)
         self.tokenizer = load_tokenizer(source)
-        self.formats = ModelFormats.of(self.tokenizer, self._template, config.tool_call_parser)
+        self.formats = ModelFormats.of(
+            self.tokenizer, self._template, config.tool_call_parser, config.reasoning_parser
+        )
         logger.info("chats: %s", self.formats.describe())
         ids = range(self.tokenizer.vocab_size)
         self._longest = max((len(self.tokenizer.token_text(i)) for i in ids), default=1)
@@ -96,11 +97,10 @@ class PromptEncoder:
             return None
         return await self._in_time(form.param, grammar_of, form)
 
-    async def limits(self, form: AnswerForm) -> tuple[str | None, Sections | None]:
+    async def limits(self, form: AnswerForm) -> Limits:
         """What holds an answer to this form. Raises RequestError as `grammar` does."""
-        param = "tools" if form.tools else "structured_outputs"
-        grammar = await self._in_time(param, form.grammar, self.tokenizer)
-        return grammar, None if grammar is None else form.sections(self.tokenizer)
+        param = "tools" if form.tools else FIELD
+        return await self._in_time(param, Limits.of, form, self.tokenizer)
 
     async def _in_time(self, param: str, work: Callable[..., T], *args: Any) -> T:
         try:

@@ -17,14 +17,18 @@ Maybe = msgspec.UnsetType
 
 
 class Usage(msgspec.Struct):
+    """`completion_tokens_details` of models that reason."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int] | Maybe = UNSET
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
-        return cls(prompt, completion, prompt + completion, {"cached_tokens": cached})
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> "Usage":
+        details = UNSET if reasoning is None else {"reasoning_tokens": reasoning}
+        return cls(prompt, completion, prompt + completion, {"cached_tokens": cached}, details)
 
 
 class CompletionLogprobs(msgspec.Struct):

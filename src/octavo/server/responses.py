@@ -170,7 +170,7 @@ def _usage(dialogue: Dialogue) -> ResponsesUsage:
         usage.prompt_tokens,
         {"cached_tokens": usage.prompt_tokens_details["cached_tokens"]},
         usage.completion_tokens,
-        {"reasoning_tokens": 0},
+        usage.completion_tokens_details or {"reasoning_tokens": 0},
         usage.total_tokens,
     )
 

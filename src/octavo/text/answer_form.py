@@ -131,6 +131,11 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return self.reasoning.thinking(tokenizer, self.in_reasoning)
 
+    def calls_token(self, tokenizer: Tokenizer) -> int | None:
+        """The token that begins tool calls, if one does and the answer may have some."""
+        calls = self._calls
+        return None if calls is None else calls.trigger(self._all_markers(tokenizer))
+
     def _all_markers(self, tokenizer: Tokenizer) -> Markers:
         formats = (self.reasoning, self.format if self._calls else None)
         return Markers(tokenizer, [w for f in formats if f is not None for w in f.markers])

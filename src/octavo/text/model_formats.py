@@ -1,16 +1,19 @@
 """How one model writes tool calls and reasoning: as an option says, or its chat template shows."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from octavo.constraints import Sections, Thinking
 from octavo.errors import RequestError, shown
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.answer_form import AnswerForm
+from octavo.text.reasoning import registry as reasoning_formats
+from octavo.text.reasoning.base import ReasoningFormat
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tool_request import ToolChoice
-from octavo.text.tools import registry
+from octavo.text.tools import registry as tool_formats
 from octavo.text.tools.base import Tool, ToolFormat
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -20,58 +23,92 @@ _SWITCHES = ("enable_thinking", "thinking")
 _USUAL = "hermes"
 
 
+class Limits(NamedTuple):
+    """What the engine holds an answer to."""
+
+    grammar: str | None = None
+    sections: Sections | None = None
+    thinking: Thinking | None = None
+
+    @classmethod
+    def of(cls, form: AnswerForm, tokenizer: Tokenizer) -> "Limits":
+        """Raises RequestError for what cannot be enforced. May take seconds."""
+        grammar = form.grammar(tokenizer)
+        sections = None if grammar is None else form.sections(tokenizer)
+        return cls(grammar, sections, form.thinking(tokenizer))
+
+
 class ModelFormats(msgspec.Struct, frozen=True):
     """tools: the format of tool calls; None if none is known, and then a model that is free to
-    call tools cannot be understood."""
+    call tools cannot be understood. reasoning: that of reasoning; None for a model that has none.
+    """
 
     tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, chat_template: str | None, tool_call_parser: str | None
+        cls,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        tool_call_parser: str | None,
+        reasoning_parser: str | None,
     ) -> "ModelFormats":
         """Of a model. chat_template: if it is not the tokenizer's. Raises ConfigError for a parser
         that is not known."""
         known = tokenizer.chat_templates
         template = chat_template or known.get("tool_use") or known.get("default") or ""
-        if tool_call_parser is not None:
-            return cls(registry.find(tool_call_parser, template))
-        return cls(registry.detect(template))
+        return cls(
+            tool_formats.detect(template)
+            if tool_call_parser is None
+            else tool_formats.find(tool_call_parser, template),
+            reasoning_formats.detect(template)
+            if reasoning_parser is None
+            else reasoning_formats.find(reasoning_parser),
+        )
 
     def describe(self) -> str:
         """For the log."""
-        return f"tool calls: {self.tools.name if self.tools else 'no known format'}"
+        tools = self.tools.name if self.tools else "no known format"
+        return (
+            f"tool calls: {tools}; reasoning: {self.reasoning.name if self.reasoning else 'none'}"
+        )
+
+    def check(self, choice: ToolChoice) -> None:
+        """Raise RequestError unless a model of these formats can be given this choice."""
+        if choice.mode == "auto" and self.tools is None:
+            raise RequestError(
+                "tools: this model's chat template has no known format of calls, so that it cannot "
+                "be left to make some; name one at the start (--tool-call-parser, one of "
+                f"{', '.join(tool_formats.names())}), or force a call with tool_choice 'required' "
+                "or a function's name",
+                "tools",
+            )
 
     def form(
         self,
+        tokenizer: Tokenizer,
+        prompt: str,
         tools: tuple[Tool, ...],
         choice: ToolChoice,
         parallel: bool,
         structured: StructuredOutputsParams | None,
     ) -> AnswerForm | None:
-        """What an answer may be; None if it is nothing but a text. Raises RequestError."""
-        if choice.mode == "none":
+        """What an answer may be; None if it is nothing but a text. prompt: its text. tools: those
+        that may be called. Raises RequestError."""
+        self.check(choice)
+        reasoning = self.reasoning
+        if choice.mode == "none" and reasoning is None:
             return None
         return AnswerForm(
-            tools=choice.among(tools),
+            tools=tools,
             choice=choice.mode,
             named=choice.name,
             parallel=parallel,
-            format=self._format(choice),
+            format=self.tools or tool_formats.find(_USUAL),
             structured=structured,
-        )
-
-    def _format(self, choice: ToolChoice) -> ToolFormat:
-        if self.tools is not None:
-            return self.tools
-        if choice.mode == "required":
-            return registry.find(_USUAL)
-        raise RequestError(
-            "tools: this model's chat template has no known format of calls, so that it cannot be "
-            "left to make some; name one at the start (--tool-call-parser, one of "
-            f"{', '.join(registry.names())}), or force a call with tool_choice 'required' or a "
-            "function's name",
-            "tools",
+            reasoning=reasoning,
+            in_reasoning=reasoning is not None and reasoning.starts_in_reasoning(prompt, tokenizer),
         )
 
 

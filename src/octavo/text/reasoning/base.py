@@ -34,6 +34,7 @@ class ReasoningFormat(ABC):
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     blank: str = "\n"
+    recurs: bool = False
     content: str = ""
 
     @property

@@ -14,6 +14,7 @@ from octavo.text.tools import harmony
 class GptOss(ReasoningFormat):
     name = "openai_gptoss"
     aliases = ("harmony",)
+    recurs = True
     begins = (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",)
     ends = (f"{harmony.END}{harmony.START}assistant",)
     content = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
