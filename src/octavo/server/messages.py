@@ -16,7 +16,7 @@ from octavo.server.body import read_body
 from octavo.server.conversation import Conversation, Dialogue, render, start
 from octavo.server.error_shapes import REQUEST_ID, messages_error
 from octavo.server.generation import request_id
-from octavo.server.messages_conversation import conversation, field_names, sampling
+from octavo.server.messages_conversation import conversation, field_names, loosened, sampling
 from octavo.server.messages_events import (
     BlockDelta,
     Blocks,
@@ -77,6 +77,9 @@ async def _parsed(
 
     body, asked = await read_body(service, request, work)
     service.model_name(body.model)
+    if body.tools:
+        tools = await service.prompts.in_time("tools", loosened, asked.tools, body)
+        asked = msgspec.structs.replace(asked, tools=tools)
     return body, asked
 
 

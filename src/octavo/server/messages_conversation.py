@@ -7,17 +7,24 @@ that Claude Code puts before its instructions, which is another one each time, g
 """
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from octavo.errors import ContextLengthError, RequestError, shown
 from octavo.params import RequestOutputKind, SamplingParams
 from octavo.server.conversation import Conversation
 from octavo.server.messages_protocol import (
     Block,
+    ChooseAny,
+    ChooseNone,
+    ChooseTool,
     ClearThinking,
     InputMessage,
+    InputTool,
     JSONFormat,
     MessagesBody,
     PromptBody,
@@ -31,7 +38,10 @@ from octavo.server.messages_protocol import (
     ToolUseBlock,
 )
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.answer_form import enforceable
 from octavo.text.placement import Placement
+from octavo.text.tool_request import ToolChoice, checked, named, tool
+from octavo.text.tools.base import Tool
 
 BILLING = "x-anthropic-billing-header"
 TOOL_USE = "toolu_"  # what the ids of calls begin with
@@ -44,15 +54,27 @@ _FIELDS = MappingProxyType({"stop": "stop_sequences"})
 def conversation(body: PromptBody, places: Placement) -> Conversation:
     """What is to be answered. Raises RequestError naming the field at fault."""
     messages = chat_messages(body, places)
-    if body.tools:
-        raise RequestError("tools are not supported at /v1/messages yet; leave them out", "tools")
     if not messages:
         raise RequestError("messages is empty; give at least one message", "messages")
+    tools = _tools(body)
     return Conversation(
         messages=messages,
+        tools=tools,
+        tool_choice=_choice(body, tools),
+        parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
+        reasoning_effort=_effort(body),
         continue_final_message=messages[-1]["role"] == "assistant",
         chat_template_kwargs=_template_options(body),
         model=body.model,
+    )
+
+
+def loosened(tools: Sequence[Tool], body: PromptBody) -> tuple[Tool, ...]:
+    """`tools`, of which those whose schemas cannot be enforced take any object, unless they are to
+    be `strict`: only that is a promise of Anthropic's."""
+    return tuple(
+        tool if given.strict or enforceable(tool) else msgspec.structs.replace(tool, strict=False)
+        for tool, given in zip(tools, body.tools or (), strict=True)
     )
 
 
@@ -82,9 +104,23 @@ def field_names(body: PromptBody) -> Iterator[None]:
     except ContextLengthError as error:
         raise _of_window(error, body) from None
     except RequestError as error:
-        old = error.param or ""
-        new = _form_field(body) if old.startswith("structured_outputs") else _FIELDS.get(old, old)
-        raise type(error)(str(error).replace(old, new) if old else str(error), new) from None
+        form = (error.param or "").startswith("structured_outputs")
+        names = {error.param or "": _form_field(body)} if form else _FIELDS
+        with _renamed(names):
+            raise
+
+
+@contextlib.contextmanager
+def _renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors have the new names in place of the old ones."""
+    try:
+        yield
+    except RequestError as error:
+        param, text = error.param or "", str(error)
+        if not (found := [name for name in names if name in param]):
+            raise
+        old, new = found[0], names[found[0]]
+        raise type(error)(text.replace(old, new), param.replace(old, new)) from None
 
 
 def chat_messages(body: PromptBody, places: Placement) -> list[dict[str, Any]]:
@@ -151,6 +187,41 @@ def _of_window(error: ContextLengthError, body: PromptBody) -> ContextLengthErro
     else:
         text = f"prompt is too long: {tokens} tokens > {limit} maximum"
     return ContextLengthError(text, error.param, tokens, limit)
+
+
+def _tools(body: PromptBody) -> tuple[Tool, ...]:
+    found = []
+    for i, given in enumerate(body.tools or ()):
+        with _renamed({".parameters": ".input_schema"}):
+            schema, where = given.input_schema, f"tools[{i}]"
+            found.append(tool(given.name, _description(given), schema, given.strict, where))
+    return checked(found) if found else ()
+
+
+def _description(given: InputTool) -> str | None:
+    """With the examples, which chat templates do not know of."""
+    examples = [json.dumps(example, ensure_ascii=False) for example in given.input_examples or ()]
+    if not examples:
+        return given.description
+    return "\n".join([*filter(None, [given.description]), "Examples of its input:", *examples])
+
+
+def _choice(body: PromptBody, tools: Sequence[Tool]) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, ChooseNone):
+        return ToolChoice("none")
+    if isinstance(choice, (ChooseAny, ChooseTool)) and not tools:
+        raise RequestError("tool_choice needs tools", "tool_choice")
+    if isinstance(choice, ChooseTool):
+        return ToolChoice("required", named(choice.name, tools, "tool_choice.name"))
+    if not tools:
+        return ToolChoice("none")
+    return ToolChoice("required" if isinstance(choice, ChooseAny) else "auto")
+
+
+def _effort(body: PromptBody) -> str | None:
+    effort = body.output_config and body.output_config.effort
+    return effort or ("none" if isinstance(body.thinking, ThinkingDisabled) else None)
 
 
 def _template_options(body: PromptBody) -> dict[str, Any] | None:

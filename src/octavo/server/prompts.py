@@ -95,14 +95,15 @@ class PromptEncoder:
         """What a text of this form must match. Raises RequestError if that cannot be enforced."""
         if form is None:
             return None
-        return await self._in_time(form.param, grammar_of, form)
+        return await self.in_time(form.param, grammar_of, form)
 
     async def limits(self, form: AnswerForm) -> Limits:
         """What holds an answer to this form. Raises RequestError as `grammar` does."""
         param = "tools" if form.tools else FIELD
-        return await self._in_time(param, Limits.of, form, self.tokenizer)
+        return await self.in_time(param, Limits.of, form, self.tokenizer)
 
-    async def _in_time(self, param: str, work: Callable[..., T], *args: Any) -> T:
+    async def in_time(self, param: str, work: Callable[..., T], *args: Any) -> T:
+        """`work` on what a request says in `param`. Raises RequestError where it takes too long."""
         try:
             return await asyncio.wait_for(self.in_thread(work, *args), GRAMMAR_SECONDS)
         except asyncio.TimeoutError:

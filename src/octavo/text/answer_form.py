@@ -260,6 +260,11 @@ def _problem(grammar: str, param: str) -> str | None:
     return None
 
 
+def enforceable(tool: Tool) -> bool:
+    """Whether arguments can be held to the tool's schema."""
+    return _loaded(json.dumps(tool.schema))[0] is not None
+
+
 def _enforceable(tool: Tool) -> Tool:
     """The tool, with its schema as a grammar takes it. Raises RequestError."""
     if not tool.strict:
