@@ -80,10 +80,10 @@ class ToolFormat(ABC):
         """An expression of what follows `begin` in a section, to its end. most: calls, 1 unless
         `several`."""
 
-    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str:
-        """An expression of an answer without calls, where they may be (`auto`). Without `begin`, a
-        grammar is `section | text_without_calls`: a format's own excludes what begins a call."""
-        return rules.matching([])
+    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str | None:
+        """Of a format without `begin`: an expression of the texts that no call begins, so that an
+        answer may be `section | text_without_calls`. None if there is no such expression."""
+        return None
 
     @abstractmethod
     def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:

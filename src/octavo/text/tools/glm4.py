@@ -26,7 +26,7 @@ class Glm45(TaggedFormat):
 
 class Glm47(Glm45):
     name = "glm47"
-    line = separator = ""
+    line = separator = lead = ""
 
     def matches(self, template: str) -> bool:
         return "</arg_key><arg_value>" in template

@@ -6,9 +6,10 @@ from octavo.text.tools.pythonic import PythonicFormat
 class Lfm2(PythonicFormat):
     name = "lfm2"
     begin = "<|tool_call_start|>"
-    closing = "]<|tool_call_end|>"
     end = "<|tool_call_end|>"
     markers = ("<|tool_call_start|>", "<|tool_call_end|>")
 
     def matches(self, template: str) -> bool:
-        return "<|tool_call_start|>" in template
+        # Most of its templates have the tools, and calls only as the content of a message.
+        words = ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ")
+        return any(word in template for word in words)

@@ -5,11 +5,8 @@ from octavo.text.tools.pythonic import PythonicFormat
 
 class Llama4Pythonic(PythonicFormat):
     name = "llama4_pythonic"
-    begin = "<|python_start|>"
-    closing = "]<|python_end|>"
-    end = "<|python_end|>"
-    bare = True
-    markers = ("<|python_start|>", "<|python_end|>")
+    wrap = ("<|python_start|>", "<|python_end|>")
+    markers = wrap
 
     def matches(self, template: str) -> bool:
         return "<|header_start|>" in template and "func_name1(" in template

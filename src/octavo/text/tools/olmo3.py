@@ -1,14 +1,17 @@
-"""OLMo 3: calls as Python writes them, one on each line between `<function_calls>` tags."""
+"""OLMo 3: calls as Python writes them, but for JSON's values, one on each line between tags."""
 
-from octavo.text.tools.pythonic import PythonicFormat
+import msgspec
+
+from octavo.text.tools.pythonic import NOTATION, PythonicFormat
 
 
 class Olmo3(PythonicFormat):
     name = "olmo3"
     begin = "<function_calls>"
-    opening = between = "\n"
-    closing = "\n</function_calls>"
+    opening = closing = ""
+    between = space = "\n"
     end = "</function_calls>"
+    notation = msgspec.structs.replace(NOTATION, words={True: "true", False: "false", None: "null"})
     markers = ("<function_calls>", "</function_calls>")
 
     def matches(self, template: str) -> bool:

@@ -36,6 +36,10 @@ def _string_rule(rules: LarkRules, schema: Schema, parameters: Parameters) -> st
     return f"{text} | {rules.matching([_SINGLE_QUOTED])}" if free else text
 
 
+def _any_key_rule(rules: LarkRules) -> str:
+    return rules.json({"type": "string"})
+
+
 NOTATION = Notation(
     words={True: "True", False: "False", None: "None"},
     string=json_text.string,
@@ -43,15 +47,15 @@ NOTATION = Notation(
     comma=", ",
     colon=": ",
     string_rule=_string_rule,
-    any_key_rule=lambda rules: rules.json({"type": "string"}),
+    any_key_rule=_any_key_rule,
 )
 
 
 class PythonicFormat(ToolFormat):
-    """A format whose sections are `begin`, calls with `opening` before and `closing` behind.
+    """A format whose sections are `begin`, calls with `opening` before and `closing` behind, `end`.
 
-    between: two calls. end: closes a section for the parser. bare: whether an answer may begin with
-    a list that nothing opens.
+    between: two calls. space: what a model may write behind `begin` and before `end`. wrap: what
+    may stand around a list that begins an answer, where there is no `begin`.
     """
 
     several = True
@@ -59,60 +63,65 @@ class PythonicFormat(ToolFormat):
     closing: str = "]"
     between: str = ", "
     end: str = ""
-    bare: bool = False
+    space: str = ""
+    wrap: tuple[str, str] | None = None
+    notation: Notation = NOTATION
 
     def section(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        call = rules.rule(
+            " | ".join(f"{rules.literal(t.name)} {self._call(rules, t)}" for t in tools)
+        )
+        more = f" ({rules.literal(self.between)} {call}){{0,{most - 1}}}" if most > 1 else ""
+        space = f"{rules.literal(self.space)}?" if self.space else ""
+        opening = rules.literal(self.opening) if self.opening else ""
+        closing = f"{rules.literal(self.closing) if self.closing else ''}"
+        rest = f"{more} {closing}"
         if self.begin:
-            first = rules.literal(self.opening)
-            call = rules.rule(" | ".join(self._call(rules, tool, first=False) for tool in tools))
-            parts = [first, call]
-        else:
-            parts = [rules.rule(" | ".join(self._call(rules, tool, first=True) for tool in tools))]
-        if most > 1:
-            if not self.begin:
-                others = (self._call(rules, tool, first=False) for tool in tools)
-                call = rules.rule(" | ".join(others))
-            parts.append(f"({rules.literal(self.between)} {call}){{0,{most - 1}}}")
-        return " ".join([*parts, rules.literal(self.closing)])
+            return f"{space} {opening} {call}{rest} {space} {rules.literal(self.end)}"
+        # One terminal, as a text that is no call may have the same beginning.
+        first = " | ".join(
+            f"{rules.matching([self._begin([tool])])} {self._call(rules, tool, opened=True)}"
+            for tool in tools
+        )
+        bare = rules.rule(f"({first}){rest}")
+        if self.wrap is None:
+            return bare
+        begin, end = map(rules.literal, self.wrap)
+        return rules.rule(f"{bare} | {begin} {opening} {call}{rest} {end}")
 
-    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str:
-        if self.begin:
-            return super().text_without_calls(rules, tools)
-        return rules.matching([], [f"{self._opening(tools)}(.|\n)*"])
+    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str | None:
+        return None if self.begin else rules.matching([], [f"{self._begin(tools)}(.|\n)*"])
 
-    def _opening(self, tools: Sequence[Tool]) -> str:
-        """An expression of what opens a list that nothing else opens, up to the arguments."""
+    def _begin(self, tools: Sequence[Tool]) -> str:
+        """An expression of what begins a list that nothing else opens, up to the arguments."""
         names = "|".join(re.escape(tool.name) for tool in tools)
         return rf"[ \n]{{0,8}}{re.escape(self.opening)}({names})\("
 
-    def _call(self, rules: LarkRules, tool: Tool, first: bool) -> str:
-        """first: it is the first of a list that nothing opens, which begins with one terminal, as
-        text that is no call may have the same beginning."""
-        begin = rules.matching([self._opening([tool])]) if first else rules.literal(f"{tool.name}(")
+    def _call(self, rules: LarkRules, tool: Tool, opened: bool = False) -> str:
+        """What follows a name. opened: its parenthesis has been there."""
         parameters = Parameters(tool).enforced()
         for name in parameters.listed:
             if not name or not all(_KEY.fullmatch(letter) for letter in name):
                 raise parameters.error("properties", f"called {name!r}")
-        literals = Literals(rules, NOTATION, parameters)
+        literals = Literals(rules, self.notation, parameters)
         other = rules.matching([_OTHER_KEY])
-        return f"{begin} {literals.arguments(parameters, '{}='.format, other)} {rules.literal(')')}"
+        arguments = literals.arguments(parameters, "{}=".format, other)
+        return f"{'' if opened else rules.literal('(')} {arguments} {rules.literal(')')}"
 
     def parser(self, tools: Mapping[str, Tool], markers: Markers) -> Parser:
         return PythonicParser(self, tools, markers)
 
     def write(self, calls: Sequence[Call]) -> str:
-        body = self.between.join(map(_written, calls))
-        return f"{self.begin}{self.opening}{body}{self.closing}"
+        body = self.between.join(map(self._written, calls))
+        return f"{self.begin}{self.opening}{body}{self.closing}{self.end}"
 
-
-def _written(call: Call) -> str:
-    pairs = (f"{name}={NOTATION.write(value)}" for name, value in call.arguments.items())
-    return f"{call.name}({', '.join(pairs)})"
+    def _written(self, call: Call) -> str:
+        pairs = (f"{name}={self.notation.write(value)}" for name, value in call.arguments.items())
+        return f"{call.name}({', '.join(pairs)})"
 
 
 class Pythonic(PythonicFormat):
     name = "pythonic"
-    bare = True
 
     def matches(self, template: str) -> bool:
         words = ("python list", "[func_name1(", "tool_call.name + '('")
@@ -123,32 +132,34 @@ class PythonicParser(LiteralParser):
     """See the module. layout: of the sections."""
 
     def __init__(self, layout: PythonicFormat, tools: Mapping[str, Tool], markers: Markers) -> None:
-        begins = [word for word in (layout.begin, "[" if layout.bare else "") if word]
+        begin, end = layout.wrap or (layout.begin, layout.end)
+        begins = [word for word in (begin, "" if layout.begin else layout.opening) if word]
         super().__init__(begins, "", tools, markers, layout.new_id)
-        self._opening, self._end = layout.opening.strip(), layout.end
-        self._closing = layout.closing.replace(layout.end, "").strip() if layout.end else "]"
+        self._opening, self._closing, self._end = layout.opening, layout.closing, end
 
     def section(self, begin: str) -> Steps[None]:
-        bare = begin == "["
-        if bare:
-            self.body()
-            if not self.first:
-                raise NoCallError
-        yield from self.skip()
+        bare = begin == self._opening
+        if not bare:
+            yield from self.skip()
         self.body()
+        if bare and not self.first:
+            raise NoCallError
         if self._opening and not bare:
             yield from self.expect(self._opening)
+        yield from self._calls(self._closing or self._end)
+        if self._closing and not bare and self._end:
             yield from self.skip()
+            yield from self.expect(self._end)
+
+    def _calls(self, closing: str) -> Steps[None]:
+        """Reads one call or more, and what closes them."""
+        yield from self.skip()
         yield from self._call()
         yield from self.skip(SPACE + ",")
-        closing = "]" if bare else self._closing or self._end
         while not (yield from self.literal(closing)):
             self.body()
             yield from self._call()
             yield from self.skip(SPACE + ",")
-        if closing != self._end and self._end and not bare:
-            yield from self.skip()
-            yield from self.expect(self._end)
 
     def _call(self) -> Steps[None]:
         name = yield from self.run(_NAME, 64)

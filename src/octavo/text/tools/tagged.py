@@ -28,7 +28,8 @@ class TaggedFormat(ToolFormat):
     call: what stands before and behind a name, then what closes the call. key: what stands before
     and behind a parameter's name; a third part is what opens its value. value_end: closes it. line:
     what stands between the parts. padded: whether it also stands around a value, and is none of it.
-    also_begins: what a section may begin with where the model forgets `begin`.
+    lead: one character that stands between content and a section. also_begins: what a section may
+    begin with where the model forgets `begin`.
     """
 
     end: str
@@ -37,6 +38,7 @@ class TaggedFormat(ToolFormat):
     value_end: str
     line: str = "\n"
     padded: bool = False
+    lead: str = "\n"
     also_begins: tuple[str, ...] = ()
 
     def section(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
@@ -107,7 +109,7 @@ class TaggedParser(SectionParser):
 
     def __init__(self, layout: TaggedFormat, tools: Mapping[str, Tool], markers: Markers) -> None:
         begins = (layout.begin, *layout.also_begins)
-        super().__init__(begins, layout.separator, tools, markers, layout.new_id)
+        super().__init__(begins, layout.lead, tools, markers, layout.new_id)
         self._layout = layout
         self._parameters = {name: Parameters(tool) for name, tool in tools.items()}
         self._value_ends = [layout.value_end]
