@@ -431,3 +431,12 @@ def test_where_an_answer_in_channels_begins(channels):
     inside = gpt_oss(in_reasoning=True)
     text = f"So.<|end|><|start|>assistant{FINAL}Hi"
     assert channels.read(inside, text) == [Reasoning("So."), Content("Hi")]
+
+
+def test_calls_that_nothing_opens_begin_an_answer_or_are_text(tmp_path):
+    model = Model(tmp_path, ())
+    form = AnswerForm(tools=TOOLS, choice="auto", format=registry.find("pythonic"))
+    for text in ('[weather(city="Paris")]', "[1] Paris", "", "[weather]", "So: [weather(1)]"):
+        assert model.accepts(form, text), text
+    for text in ("[weather(city=1)]", "[weather()]", '[weather(city="Paris")] and'):
+        assert not model.accepts(form, text), text

@@ -79,12 +79,14 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         if structured is not None and calls is None and self.reasoning is None:
             return grammar_of(structured)
         sections, markers = self.sections(tokenizer), self._all_markers(tokenizer)
-        begins = calls is not None and calls.format.begin
-        if sections is None and not self._forced and not begins:
+        if sections is None and not self._forced and calls is None:
             return None
         rules = LarkRules(markers)
         if sections is None:
-            start = f"{self._thought(rules, markers)}{self._rest(rules)}"
+            rest = self._rest(rules)
+            if rest is None:
+                return None
+            start = f"{self._thought(rules, markers)}{rest}"
         elif calls is not None:
             start = calls.after_trigger(rules)
         else:
@@ -159,8 +161,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an answer is either calls alone or a text of a given form."""
         return self.choice == "required" or self.structured is not None
 
-    def _rest(self, rules: LarkRules) -> str:
-        """What follows the reasoning."""
+    def _rest(self, rules: LarkRules) -> str | None:
+        """What follows the reasoning; None if nothing limits it."""
         calls = self._calls
         if calls is None or (self.choice == "auto" and self.structured is not None):
             assert self.structured is not None, "nothing is limited"
@@ -208,8 +210,12 @@ class _Calls:
         """A section, without the token that begins it."""
         return self.format.behind_trigger(rules, self._enforceable, self._in_section)
 
-    def in_text(self, rules: LarkRules) -> str:
-        """Any text, in which what spells the beginning of a section begins one."""
+    def in_text(self, rules: LarkRules) -> str | None:
+        """Any text, in which what spells the beginning of a section begins one; None if nothing is
+        known of where one begins."""
+        if not self.format.begin:
+            text = self.format.text_without_calls(rules, self.tools)
+            return None if text is None else f"({self._section(rules)} | {text})"
         one = rules.rule(f"{rules.until(self.format.begin)} {self._section(rules)}")
         return f"({one} | TEXT)" if self.most == 1 else f"{one}{{0,{self.most}}} TEXT"
 

@@ -156,6 +156,44 @@ def test_what_the_format_cannot_express_is_refused(schema, word):
         Calls(PYTHONIC, [Tool("f", parameters=schema)])
 
 
+NODE = {"type": "object", "properties": {"ok": {"type": "boolean"}, "next": {"$ref": "#/$defs/n"}}}
+
+
+def test_a_schema_may_lead_back_to_itself():
+    tool = Tool("f", parameters={"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": NODE}})
+    assert not Calls(PYTHONIC, [tool]).take('[f(a={"ok": True, "next": {"next": {"ok": False}}})]')
+    assert Calls(PYTHONIC, [tool]).take('[f(a={"next": {"next": True}})]') == "True}})]"
+
+
+def test_a_schema_of_many_schemas_is_read_in_bounded_time():
+    many = {"anyOf": [{"type": "boolean"}, *({"items": {"$ref": "#/$defs/n"}} for _ in range(40))]}
+    tool = Tool("f", parameters={"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": many}})
+    assert not Calls(PYTHONIC, [tool]).take("[f(a=[[True]])]")
+    assert parse("[f(a=[[True]])]", tools=[tool]).calls == [("f", '{"a": [[true]]}', True)]
+
+
+def test_values_are_those_of_the_schemas_kind():
+    tool = Tool("f", parameters={"properties": {"a": {"type": "string", "enum": ["x", 1, None]}}})
+    grammar = Calls(PYTHONIC, [tool])
+    assert not grammar.take('[f(a="x")]')
+    assert grammar.take("[f(a=1)]")
+    assert grammar.take("[f(a=None)]")
+
+
+@pytest.mark.parametrize("parameters", [
+    {"properties": {"a": {"type": 5}}}, {"properties": {"a": 3, "b": True}}, {"required": 1},
+    {"properties": {"a": {"anyOf": 1, "allOf": {}, "enum": 2}}}, {"properties": []}, {"$ref": "#"},
+    {"properties": {"a": {"$ref": "#/properties/a"}}}, {"additionalProperties": 1},
+    {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 30}}},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "gemma4"])
+def test_without_strict_no_schema_is_too_odd_to_read_calls(name, parameters):
+    tool_format, tool = find(name), Tool("f", parameters=parameters, strict=False)
+    text = tool_format.write([Call("f", {"a": "x"})])
+    assert parse(text, tool_format, [tool]).calls == [("f", '{"a": "x"}', True)]
+    assert not Calls(tool_format, [tool]).take(text)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("added", [False, True])
 def test_the_grammar_takes_what_is_written(name, added):

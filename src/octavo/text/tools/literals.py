@@ -14,11 +14,20 @@ import msgspec
 
 from octavo.text.lark import LarkRules
 from octavo.text.tools import json_text
-from octavo.text.tools.parameters import Parameters, Schema, kinds_of, resolved, says, values_of
+from octavo.text.tools.parameters import (
+    Parameters,
+    Schema,
+    allowed_values,
+    kinds_of,
+    resolved,
+    says,
+    values_of,
+)
 from octavo.text.tools.section_parser import NoCallError, SectionParser, Steps
 
 MAX_DEPTH = 64
-_MAX_RULES = 12  # so deep has a schema rules of its own
+_MAX_DEPTH_OF_RULES = 12  # beyond, and beyond so many, a schema has none of its own
+_MAX_RULES = 1000
 _WORD = re.compile(r"[-+.0-9A-Za-z_]")
 _WORDS = {"True": "true", "False": "false", "None": "null"} | {
     word: word for word in ("true", "false", "null")
@@ -128,23 +137,38 @@ class Literals:
     def __init__(self, rules: LarkRules, notation: Notation, parameters: Parameters) -> None:
         self._rules, self._notation, self._parameters = rules, notation, parameters
         self._any_rule = ""
+        self._known: dict[int, tuple[Schema, str]] = {}  # rules, by the schema's identity
 
     def value(self, schema: Schema, depth: int = 0) -> str:
         """An expression of a value."""
         schema = resolved(schema, self._parameters.root)
-        if (values := values_of(schema)) is not None:
-            options = [self._rules.literal(self._notation.write(value)) for value in values]
-        elif not says(schema) and "type" not in schema:
+        if not says(schema) and "type" not in schema:
             return self._any()
-        elif depth > _MAX_RULES or "allOf" in schema:
+        if (known := self._known.get(id(schema))) is not None:
+            return known[1]
+        if self._needs_json(schema, depth):
             return self._json(schema)
+
+        def body(name: str) -> str:
+            self._known[id(schema)] = schema, name
+            return " | ".join(dict.fromkeys(self._options_of(schema, depth)))
+
+        return self._rules.recursive(body)
+
+    def _needs_json(self, schema: Schema, depth: int) -> bool:
+        if values_of(schema) is not None:
+            return allowed_values(schema, self._parameters.root) is None
+        several = "anyOf" in schema or "oneOf" in schema
+        too_large = depth > _MAX_DEPTH_OF_RULES or len(self._known) > _MAX_RULES
+        return too_large or "allOf" in schema or (several and self._alternatives(schema) is None)
+
+    def _options_of(self, schema: Schema, depth: int) -> Iterator[str]:
+        if (values := allowed_values(schema, self._parameters.root)) is not None:
+            yield from (self._rules.literal(self._notation.write(value)) for value in values)
         elif (several := self._alternatives(schema)) is not None:
-            options = [self.value(option, depth + 1) for option in several]
-        elif "anyOf" in schema or "oneOf" in schema:
-            return self._json(schema)
+            yield from (self.value(option, depth + 1) for option in several)
         else:
-            options = list(self._options(schema, depth))
-        return self._rules.rule(" | ".join(dict.fromkeys(options)))
+            yield from self._options(schema, depth)
 
     def arguments(self, parameters: Parameters, key: Callable[[str], str], other: str) -> str:
         """An expression of all arguments. key: what stands before a value; other: an expression of

@@ -15,6 +15,7 @@ Schema = Mapping[str, Any]
 KINDS = ("null", "integer", "number", "boolean", "object", "array", "string")
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 32  # that lead to one schema
+_MAX_SCHEMAS = 500  # that are looked at for the kinds of one
 # Of an object as a whole: a list of parameters, one after another, cannot be held to them.
 _WHOLE = ("anyOf", "allOf", "oneOf", "enum", "const", "patternProperties", "minProperties",
           "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
@@ -34,8 +35,7 @@ class Parameters:
         schema = resolved(self.root, self.root)
         listed = schema.get("properties")
         self.listed: Mapping[str, Schema] = dict(listed) if isinstance(listed, Mapping) else {}
-        required = schema.get("required") or ()
-        self.required = frozenset(name for name in required if isinstance(name, str))
+        self.required = frozenset(n for n in _list(schema.get("required")) if isinstance(n, str))
         others = schema.get("additionalProperties", "properties" not in schema)
         self.others = None if others is False else others if isinstance(others, Mapping) else {}
 
@@ -83,39 +83,59 @@ def resolved(schema: Schema, root: Schema) -> Schema:
         target = json_schema.target(root, schema["$ref"])
         if not isinstance(target, Mapping):
             break
-        schema = {**target, **{name: schema[name] for name in schema if name != "$ref"}}
+        own = {name: schema[name] for name in schema if name != "$ref"}
+        schema = {**target, **own} if own else target
     return schema
 
 
-def kinds_of(schema: Schema, root: Schema, depth: int = 8) -> frozenset[str]:
+def kinds_of(schema: Schema, root: Schema) -> frozenset[str]:
     """The kinds of values that may satisfy a schema; a number may also be an integer."""
-    found = frozenset(KINDS)
-    if not depth:
+    return _Kinds(root).of(schema)
+
+
+class _Kinds:
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._left = _MAX_SCHEMAS
+
+    def of(self, schema: Any) -> frozenset[str]:
+        found = frozenset(KINDS)
+        self._left -= 1
+        if self._left < 0 or not isinstance(schema, Mapping):
+            return found
+        schema = resolved(schema, self._root)
+        kinds = schema.get("type")
+        if names := {kinds} if isinstance(kinds, str) else set(map(str, _list(kinds))):
+            found &= names | ({"integer"} if "number" in names else set())
+        if (values := values_of(schema)) is not None:
+            found &= frozenset().union(*map(_kinds_of_value, values))
+        for name in ("anyOf", "oneOf"):
+            if options := _list(schema.get(name)):
+                found &= frozenset().union(*map(self.of, options))
+        for part in _list(schema.get("allOf")):
+            found &= self.of(part)
         return found
-    schema = resolved(schema, root)
-    if (kinds := schema.get("type")) is not None:
-        names = frozenset([kinds] if isinstance(kinds, str) else kinds)
-        found &= names | ({"integer"} if "number" in names else frozenset())
-    if (values := values_of(schema)) is not None:
-        found &= frozenset().union(*map(_kinds_of_value, values))
-    for name in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(name), list):
-            found &= frozenset().union(*(_inside(part, root, depth) for part in options))
-    for part in schema.get("allOf") or ():
-        found &= _inside(part, root, depth)
-    return found
 
 
-def _inside(part: Any, root: Schema, depth: int) -> frozenset[str]:
-    return kinds_of(part, root, depth - 1) if isinstance(part, Mapping) else frozenset(KINDS)
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def values_of(schema: Schema) -> list[Any] | None:
-    """Those of `enum` and `const`; None where there is neither."""
+    """Those of `enum` or `const`; None where there is neither."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) else None
+
+
+def allowed_values(schema: Schema, root: Schema) -> list[Any] | None:
+    """As `values_of`, those of the schema's kinds; None also where it says more than that."""
+    values = values_of(schema)
+    if values is None or len(says(schema)) > 1:
+        return None
+    kinds = kinds_of(schema, root)
+    return [value for value in values if _kinds_of_value(value) & kinds] or None
 
 
 def _kinds_of_value(value: Any) -> frozenset[str]:

@@ -3,6 +3,7 @@
 What a text such as `42` or `null` stands for depends on the parameter's schema.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 from octavo.text import json_schema
 from octavo.text.lark import LarkRules
 from octavo.text.tools import json_text
-from octavo.text.tools.parameters import Parameters, Schema, kinds_of, resolved, says, values_of
+from octavo.text.tools.parameters import (
+    Parameters,
+    Schema,
+    allowed_values,
+    kinds_of,
+    resolved,
+    says,
+    values_of,
+)
 
 _BOOLEANS = ("true", "false", "True", "False")
 _READERS: Mapping[str, Callable[[str], str | None]] = {
@@ -33,6 +42,7 @@ _READ_AS = {
     "array": r"\[(.|\n)*",
 }
 _ANY = r"(.|\n)*"
+_MAX_BRANCHES = 64  # of one value
 _MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_MINUTE}:[0-5][0-9](\.[0-9]{{1,9}})?([zZ]|[+-]{_MINUTE})"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
@@ -84,7 +94,9 @@ class RawValues:
 
     def value(self, schema: Schema) -> str:
         """An expression of a value and its closing tag."""
-        branches = list(self._branches(schema))
+        branches = list(itertools.islice(self._branches(schema), _MAX_BRANCHES + 1))
+        if len(branches) > _MAX_BRANCHES:
+            raise self._parameters.error("anyOf", f"of more than {_MAX_BRANCHES} schemas")
         options = [option for branch in branches for option in self._other_kinds(branch)]
         taken = {kind for branch in branches if says(branch) for kind in self._kinds(branch)}
         options += [
@@ -98,9 +110,13 @@ class RawValues:
         if "allOf" in schema:
             schema = self._merged(schema)
         options = schema.get("anyOf", schema.get("oneOf"))
-        if not isinstance(options, list) or not depth:
+        if not isinstance(options, list):
+            if values_of(schema) and allowed_values(schema, self._parameters.root) is None:
+                raise self._parameters.error("enum", "beside other keywords")
             yield schema
             return
+        if not depth:
+            raise self._parameters.error("anyOf", "within others")
         if says(schema) - {"anyOf", "oneOf"} and "string" in self._kinds(schema):
             raise self._parameters.error("anyOf", "beside other keywords")
         if says(schema) - {"anyOf", "oneOf"}:
@@ -127,7 +143,7 @@ class RawValues:
     def _other_kinds(self, schema: Schema) -> Iterator[str]:
         """Of values that are no strings."""
         kinds = self._kinds(schema) - {"string"}
-        if (values := values_of(schema)) is not None:
+        if (values := allowed_values(schema, self._parameters.root)) is not None:
             for value in values:
                 if not isinstance(value, str):
                     yield self._rules.literal(f"{written(value)}{self._before}{self._end}")
@@ -144,7 +160,7 @@ class RawValues:
         """taken: kinds as which a text must not be read, for they have rules of their own."""
         if "string" not in self._kinds(schema):
             return
-        if (values := values_of(schema)) is not None:
+        if (values := allowed_values(schema, self._parameters.root)) is not None:
             for value in values:
                 if isinstance(value, str):
                     if self._end in value:
