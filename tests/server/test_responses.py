@@ -12,14 +12,6 @@ def text_of(response):
     return message["content"][0]["text"]
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    import openai  # its import takes a second
-
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def test_the_shape_of_a_response(server):
     asked = {"metadata": {"a": "b"}, "user": "me", "prompt_cache_key": "k", "store": True,
              "safety_identifier": "s", "service_tier": "auto", "temperature": 0.5, "top_p": 0.9,
@@ -153,6 +145,18 @@ def test_a_model_that_is_not_served_and_a_prompt_that_is_too_long(server):
     assert refused(server, input="x" * 100_000)["code"] == "context_length_exceeded"
 
 
+def test_an_error_of_the_template_is_one_of_the_input(make_server, tmp_path):
+    from serving import write_model
+
+    folder = write_model(tmp_path / "strict")
+    settings = folder / "tokenizer_config.json"
+    template = "{{ raise_exception('messages must alternate') }}"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    error = refused(make_server(folder=folder))
+    assert error["param"] == "input"
+    assert "messages must alternate" in error["message"]
+
+
 def test_tools_that_cannot_run_here_are_left_out(server):
     found = respond(server, server.say("DE"), tools=[{"type": "web_search"}], tool_choice="auto")
     assert (found["tools"], text_of(found)) == ([], "DE")
@@ -180,45 +184,3 @@ def test_an_error_is_the_last_event_of_its_stream(server):
 
 def test_models_have_the_list_that_codex_looks_for(server):
     assert server.http.get("/v1/models").json()["models"] == []
-
-
-def test_the_official_client_whole_and_streamed(client, server):
-    asked = {"model": "scripted", "input": server.say("ABC", "DE"), "max_output_tokens": 16}
-    whole = client.responses.create(**asked)
-    assert (whole.output_text, whole.status) == ("ABCDE", "completed")
-    told = list(client.responses.create(**asked, stream=True))
-    assert "".join(e.delta for e in told if e.type == "response.output_text.delta") == "ABCDE"
-    with client.responses.stream(**asked) as events:
-        folded = events.get_final_response()
-    assert folded.output_text == "ABCDE"
-    assert folded.usage.total_tokens == whole.usage.total_tokens
-
-
-def test_the_official_client_parses_a_model_of_pydantic(client):
-    from typing import Literal
-
-    from pydantic import BaseModel
-
-    class Inner(BaseModel):
-        kind: Literal["x", "yy"]
-
-    class Outer(BaseModel):
-        inner: Inner
-
-    asked = {"model": "scripted", "input": "hi", "text_format": Outer}
-    parsed = client.responses.parse(**asked)
-    assert parsed.output_parsed.inner.kind in ("x", "yy")
-    with client.responses.stream(**asked) as events:
-        assert events.get_final_response().output_parsed == parsed.output_parsed
-
-
-def test_the_official_client_s_typed_errors(client):
-    import openai
-
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(model="scripted", input="hi", previous_response_id="resp_1")
-    assert bad.value.param == "previous_response_id"
-    with pytest.raises(openai.NotFoundError, match="not kept"):
-        client.responses.retrieve("resp_1")
-    told = list(client.responses.create(model="scripted", input="!fail", stream=True))
-    assert told[-1].type == "response.failed"

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import tool_model
-from responses_client import both, refused, respond, stream
+from responses_client import PATH, both, read_events, refused, respond, stream
 from serving import Server
 from tool_model import call
 
@@ -26,14 +26,6 @@ def server(tmp_path_factory, engine_path):
     folder = tool_model.write(tmp_path_factory.mktemp("models") / "hermes")
     with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=2049) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    import openai  # its import takes a second
-
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as found:
-        yield found
 
 
 def say(server, text):
@@ -87,7 +79,7 @@ def test_tol_01_calls_are_the_same_streamed_and_whole(server, text, items):
 
 def test_a_call_that_was_cut_off_stays_what_it_was(server):
     text = call()
-    for most in range(1, len(tool_model.ids(server.folder, text)), 5):
+    for most in range(3, len(tool_model.ids(server.folder, text)), 12):
         found = ask(server, text, max_output_tokens=most)
         assert found["status"] == "incomplete"
         (item,) = found["output"]
@@ -179,44 +171,94 @@ def test_what_an_agent_sends_back_is_what_the_model_wrote(server):
     assert brief(respond(server, items, tools=tools)) == [("message", "done")]
 
 
-def test_the_official_client_s_loop_of_calls(client, server):
-    items = [{"role": "user", "content": say(server, "I look.\n" + call())}]
-    with client.responses.stream(
-        model="hermes", input=items, tools=TOOLS, max_output_tokens=400
-    ) as events:
-        told = [event.type for event in events]
-        first = events.get_final_response()
-    assert "response.function_call_arguments.delta" in told
-    message, made = first.output
-    assert (message.content[0].text, made.name, made.arguments) == ("I look.", "weather", ROME)
-    items += first.output
-    items.append({"type": "function_call_output", "call_id": made.call_id,
-                  "output": "sunny " + say(server, "It is sunny.")})  # fmt: skip
-    last = client.responses.create(model="hermes", input=items, tools=TOOLS)
-    assert last.output_text == "It is sunny."
-    assert last.usage.input_tokens_details.cached_tokens > first.usage.input_tokens - BLOCK
-
-
-def test_the_official_client_parses_arguments_of_a_model_of_pydantic(client, server):
-    import openai
-    from pydantic import BaseModel
-
-    class weather(BaseModel):  # noqa: N801 - the tool's name
-        city: str
-
-    tool = openai.pydantic_function_tool(weather)["function"]
-    parsed = client.responses.parse(
-        model="hermes",
-        input=say(server, call()),
-        tools=[{"type": "function", **tool}],
-        max_output_tokens=400,
-    )
-    assert parsed.output[0].parsed_arguments == {"city": "Rome"}
-
-
 def test_a_custom_call_is_streamed_as_text(server):
     text = say(server, call("patch", '{"input": "a\\nb"}'))
     events = stream(server, text, tools=TOOLS, max_output_tokens=400)
     deltas = [e["delta"] for e in events if e["type"] == "response.custom_tool_call_input.delta"]
     assert "".join(deltas) == "a\nb"
     assert len(deltas) > 1
+
+
+def message(role, *texts):
+    content = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "message", "role": role, "content": content}
+
+
+def codex(items, **fields):
+    """A request in the shape of Codex CLI's."""
+    lark = 'start: "*** Begin Patch" /(.|\\n)*/'
+    return {
+        "model": "hermes",
+        "instructions": "You are a coding agent.",
+        "input": items,
+        "tools": [
+            {"type": "function", "name": "exec_command", "description": "Run it.", "strict": False,
+             "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}},
+                            "required": ["cmd"], "additionalProperties": False}},
+            {"type": "custom", "name": "apply_patch", "description": "Patch files.",
+             "format": {"type": "grammar", "syntax": "lark", "definition": lark}},
+            {"type": "web_search", "external_web_access": False},
+            {"type": "image_generation", "output_format": "png"},
+            {"type": "local_shell"},
+            {"type": "tool_search", "execution": "client", "description": "d", "parameters": {}},
+            {"type": "namespace", "name": "mcp__docs__", "description": "Docs.", "tools": [
+                {"type": "function", "name": "find", "strict": False, "defer_loading": True,
+                 "parameters": {"type": "object", "properties": {}}},
+            ]},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199-thread",
+        "client_metadata": {"x-codex-installation-id": "0"},
+        **fields,
+    }  # fmt: skip
+
+
+def run(server, items):
+    reply = server.post(PATH, **codex(items))
+    assert reply.status_code == 200, reply.text
+    events = read_events(reply.content)
+    assert events[-1]["type"] == "response.completed"
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    return done, events[-1]["response"]
+
+
+def test_a_session_as_codex_has_it(server):
+    probe = server.post(PATH, **codex([], max_output_tokens=1, stream=False))
+    assert probe.status_code == 200, probe.text
+    steps = [
+        call("exec_command", '{"cmd": "ls"}'),
+        call("mcp__docs__find", "{}"),
+        call("apply_patch", '{"input": "*** Begin Patch"}'),
+        "Done.",
+    ]
+    scripts = [say(server, text) for text in steps]
+    items = [
+        message("developer", "<permissions>", "read-only"),
+        message("user", "<environment_context>"),
+        message("user", "go " + scripts[0]),
+    ]
+    held = 0
+    for turn in range(3):
+        (made,), response = run(server, items)
+        usage = response["usage"]
+        assert usage["input_tokens_details"]["cached_tokens"] >= held - 2 * BLOCK
+        held = usage["input_tokens"] + usage["output_tokens"]
+        # Codex sends back what it knows of an item, and no ids.
+        items.append({k: v for k, v in made.items() if k != "id"})
+        kind = made["type"] + "_output"
+        output = [{"type": "input_text", "text": scripts[turn + 1]}] if turn else scripts[1]
+        items.append({"type": kind, "call_id": made["call_id"], "output": output})
+    assert [item["type"] for item in items[3::2]] == [
+        "function_call", "function_call", "custom_tool_call",
+    ]  # fmt: skip
+    assert (items[5]["name"], items[5]["namespace"]) == ("find", "mcp__docs__")
+    (last,), response = run(server, items)
+    assert last["content"][0]["text"] == "Done."
+    assert [tool.get("name") for tool in response["tools"]] == [
+        "exec_command", "apply_patch", "mcp__docs__",
+    ]  # fmt: skip

@@ -84,6 +84,7 @@ def _read(raw: bytes, defaults: Mapping[str, Any]) -> _Asked:
         tool_choice=tool_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        include_reasoning=body.include_reasoning is not False,
         chat_template_kwargs=body.chat_template_kwargs,
         model=body.model,
         request_id=body.request_id,

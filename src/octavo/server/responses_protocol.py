@@ -101,6 +101,8 @@ class ResponsesBody(Sampling, kw_only=True):
     service_tier: str | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
 
     refused: ClassVar[NeutralValues] = _REFUSED
     no_ops: ClassVar[frozenset[str]] = frozenset(("client_metadata", "max_tool_calls"))
@@ -176,7 +178,9 @@ def field_names(body: ResponsesBody, tools: Sequence[str] = ()) -> Iterator[None
             if param.startswith(name):
                 new = param.replace(name, ours, 1)
                 text = str(error).replace("response_format.json_schema", "text.format")
-                raise type(error)(text.replace(name, ours), new) from None
+                if "_" in name or text.startswith(name):  # `messages` is a word, too
+                    text = text.replace(name, ours)
+                raise type(error)(text, new) from None
         raise error from None
 
 
