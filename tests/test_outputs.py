@@ -25,12 +25,12 @@ from octavo.outputs import (
 
 INF = math.inf
 POSITION = {5: Logprob(-INF, 9, "\ufffd"), 6: Logprob(-0.5, 1, "a")}
-CHOICE = CompletionOutput(0, "a", [6], -INF, [POSITION], "stop", "END")
+CALL = ToolCall("c1", "f", '{"a": 1}')
+MESSAGE = AnswerMessage(None, "hm", (CALL,))
+CHOICE = CompletionOutput(0, "a", [6], -INF, [POSITION], "stop", "END", MESSAGE)
 WHOLE = RequestOutput(
     "r", "p", [5], [CHOICE], True, [None, POSITION], 3, RequestMetrics(1.0, 2.0, None, 4.0, 1), None
 )
-CALL = ToolCall("c1", "f", '{"a": 1}')
-MESSAGE = AnswerMessage(None, "hm", (CALL,))
 SAMPLES = [POSITION[5], POSITION[6], CHOICE, WHOLE, WHOLE.metrics, CALL, MESSAGE]
 
 

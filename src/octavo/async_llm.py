@@ -23,10 +23,12 @@ from octavo.engine.client import EXECUTOR, EngineClient, Observer, merge
 from octavo.engine.messages import Stats
 from octavo.engine.preflight import check_options
 from octavo.engine.requests import (
+    Chat,
     Messages,
     Prompt,
     Prompted,
     RequestMaker,
+    add_messages,
     check_arguments,
 )
 from octavo.engine.stats import EngineStats, LatestStats, merged
@@ -120,6 +122,19 @@ class AsyncLLM:
         check_arguments("generate", vllm_arguments)
         self._check_usable()
         params = self._requests.default_params() if sampling_params is None else sampling_params
+        outputs = self._outputs(prompt, params, request_id, priority, deadline)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _outputs(
+        self,
+        prompt: Prompt | Chat,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        deadline: float | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
         name = self._request_id(request_id)
         reader = _Reader(asyncio.get_running_loop())
         if self._readers.setdefault(name, reader) is not reader:
@@ -138,6 +153,8 @@ class AsyncLLM:
             total: RequestOutput | None = None
             while (output := await reader.next()) is not None:
                 output.prompt = request.text
+                if isinstance(prompt, Chat):
+                    add_messages(request.reader, output)
                 if kind is RequestOutputKind.CUMULATIVE:
                     total = output if total is None else merge(total, output)
                     output = _copied(total)
@@ -159,12 +176,13 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate` does; `template`: the keywords of `LLM.chat`.
 
-        Without `sampling_params` the answer may fill the model's window.
+        A choice that has ended has its `message`: reasoning and tool calls apart. Without
+        `sampling_params` the answer may fill the model's window.
         """
         self._check_usable()
         params = self._requests.chat_params() if sampling_params is None else sampling_params
-        prompt = await asyncio.to_thread(self._requests.render, messages, **template)
-        outputs = self.generate(prompt, params, request_id, priority=priority, deadline=deadline)
+        prompt = await asyncio.to_thread(self._requests.chat, messages, **template)
+        outputs = self._outputs(prompt, params, request_id, priority, deadline)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -411,7 +429,7 @@ class _Reader:
 async def _pump(client: EngineClient, request: Prompted, reader: _Reader) -> None:
     """Submit a request and pass its outputs on; to cancel it aborts the request."""
     try:
-        batch = await client.submit([request.submission])
+        batch = await client.submit([request.submission], request.markers)
         try:
             async for _, output in batch:
                 reader.put(output)

@@ -22,10 +22,12 @@ from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.output import OutputProcessor
 from octavo.engine.preflight import check_in_process, check_names, check_options
 from octavo.engine.requests import (
+    Chat,
     Messages,
     Prompt,
     Prompted,
     RequestMaker,
+    add_messages,
     check_arguments,
     conversation_list,
     is_conversation,
@@ -165,6 +167,9 @@ class LLM:
         priority: int | Sequence[int] = 0,
         deadline: float | Sequence[float | None] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -173,17 +178,21 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
 
-        Without `sampling_params` the answer may fill the model's window. `tools` are
-        descriptions that the template shows to the model; calls in an answer are plain text.
-        `chat_template` is jinja source or a template's name; `add_generation_prompt` opens the
-        assistant's turn, which is the default unless the final message is continued. Raises
-        RequestError.
+        Without `sampling_params` the answer may fill the model's window. Each choice has a
+        `message` beside its `text`: what was said, reasoning, and calls of `tools`, which are
+        described as for OpenAI. `tool_choice` is "auto" (the default), "none", "required" or an
+        object that names a function; `reasoning_effort` is handed to the template. `chat_template`
+        is jinja source or a template's name; `add_generation_prompt` opens the assistant's turn,
+        which is the default unless the final message is continued. Raises RequestError.
         """
         check_arguments("chat", vllm_arguments)
         prompts = [
-            self._requests.render(
+            self._requests.chat(
                 conversation,
                 tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+                reasoning_effort=reasoning_effort,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -196,7 +205,10 @@ class LLM:
         requests = self._admit(
             prompts, sampling_params, RequestOutputKind.FINAL_ONLY, priority, deadline
         )
-        return self._run(requests, use_tqdm)
+        outputs = self._run(requests, use_tqdm)
+        for request, output in zip(requests, outputs, strict=True):
+            add_messages(request.reader, output)
+        return outputs
 
     def stream(
         self,
@@ -268,7 +280,7 @@ class LLM:
 
     def _admit(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | Chat],
         params: SamplingParams | Sequence[SamplingParams] | None,
         kind: RequestOutputKind,
         priority: int | Sequence[int] = 0,
@@ -293,7 +305,7 @@ class LLM:
 
     def _run(self, requests: list[Prompted], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests to completion. On any error, including Ctrl-C, all are aborted."""
-        ids = [submission.request_id for submission, _ in requests]
+        ids = [request.submission.request_id for request in requests]
         box, done = Box(), dict[str, RequestOutput]()
         bar = tqdm(total=len(requests), disable=not use_tqdm, unit="prompt", dynamic_ncols=True)
         try:
@@ -350,9 +362,9 @@ class LLM:
                     raise
 
     def _add(self, request: Prompted, box: "Box") -> None:
-        submission, text = request
+        submission = request.submission
         self.engine.add_request(submission)
-        self._outputs.add(submission, text, time.monotonic())
+        self._outputs.add(submission, request.text, time.monotonic(), request.markers)
         self._boxes[submission.request_id] = box
 
     def _abort(self, ids: Collection[str]) -> None:

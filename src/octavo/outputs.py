@@ -102,7 +102,8 @@ class CompletionOutput:
     """One choice of one request.
 
     `stop_reason` is the stop string or the stop token id that ended it; None for end-of-text,
-    for the length limit, and while it runs.
+    for the length limit, and while it runs. `message`: of a conversation's answer, once it has
+    ended: reasoning and tool calls apart from what is said.
     """
 
     index: int
@@ -112,6 +113,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    message: AnswerMessage | None = None
 
     @property
     def finished(self) -> bool:
@@ -127,6 +129,7 @@ class CompletionOutput:
             "logprobs": None if positions is None else [position_as_dict(p) for p in positions],
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
+            "message": None if self.message is None else self.message.as_dict(),
         }
 
 

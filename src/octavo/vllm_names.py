@@ -115,7 +115,8 @@ _FORM = "vLLM has replaced it"
 _BACKEND = Why("llguidance enforces every grammar", "leave it out")
 _PARSERS = Why("parsers and grammars of a format belong together",
                "a format is one file of octavo.text.tools or octavo.text.reasoning")
-_REASONING = Why("reasoning in answers is not parsed", "read it from the answer's text")
+_REASONING = Why("where reasoning begins and ends follows from its format and the prompt",
+                 "use reasoning_parser")
 _BEAM = Why("beam search is not supported", "use n with a temperature, and rank by "
             "cumulative_logprob")
 _PROCESSORS = Why("logits processors are not supported: their Python would hold up all requests",
@@ -443,7 +444,9 @@ _SERVER = [
     *_refused(V, Why("names and arguments of calls are always held to the tools",
                      "strict: false at a tool lets its arguments be any JSON object"),
               tool_strict_level=None),
-    *_refused(V, _REASONING, reasoning_effort_map=None, cohere_is_reasoning_model=True,
+    *_refused(V, Why("efforts are handed to the chat template as they are",
+                     "use chat_template_kwargs, or a template of your own"),
+              reasoning_effort_map=None, cohere_is_reasoning_model=True,
               anthropic_disabled_thinking_effort="auto"),
     *_refused(V, Why("only OpenAI's interface is served", "use /v1/chat/completions"),
               cohere_format="cmd4", grpc=False, grpc_port=None, enable_scale_out=False,

@@ -38,7 +38,7 @@ def make(tmp_path):
 
 def test_a_request_is_what_was_asked_for(make):
     params = SamplingParams(bad_words=["x"], max_tokens=3)
-    submission, text = make().make("a", "hi", params, DELTA, priority=2, deadline=5)
+    submission, text, _ = make().make("a", "hi", params, DELTA, priority=2, deadline=5)
     assert text == "hi"
     assert (submission.request_id, submission.token_ids) == ("a", (104, 105))
     assert submission.params == params.with_(output_kind=DELTA)

@@ -151,6 +151,7 @@ def _append(old: CompletionOutput, new: CompletionOutput) -> None:
         old.logprobs = [*(old.logprobs or ()), *new.logprobs]
     old.cumulative_logprob = new.cumulative_logprob
     old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+    old.message = new.message
 
 
 class Observer:

@@ -12,10 +12,17 @@ from octavo.core.submission import Submission
 from octavo.engine.admission import admit, deadline_at
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.errors import RequestError, RequestTypeError, counted, shown
+from octavo.outputs import RequestOutput
 from octavo.params import RequestOutputKind, SamplingParams
-from octavo.text.chat import encode_chat, read_chat_template
+from octavo.text.answer_form import AnswerForm
+from octavo.text.answer_reader import AnswerReader
+from octavo.text.chat import ChatPrompt, encode_chat, read_chat_template
 from octavo.text.grammar import grammar_of
+from octavo.text.markers import Markers
+from octavo.text.model_formats import Limits, ModelFormats, template_variables
 from octavo.text.tokenizer import Tokenizer, bad_words_ids
+from octavo.text.tool_request import ToolChoice, described, read_choice, read_tools
+from octavo.text.tools.base import Tool
 from octavo.vllm_names import Kind, Status, find
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -23,10 +30,26 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Prompted(NamedTuple):
-    """A request, and its prompt's text where it came as text."""
+    """A request, and its prompt's text where it came as text. reader: of a conversation's answers;
+    None for other prompts, and where there is no text."""
 
     submission: Submission
     text: str | None
+    reader: AnswerReader | None = None
+
+    @property
+    def markers(self) -> Markers | None:
+        return None if self.reader is None else self.reader.markers
+
+
+class Chat(NamedTuple):
+    """A conversation, rendered, and what its answers may be. formats: how the model writes."""
+
+    prompt: ChatPrompt
+    formats: ModelFormats
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
 
 
 def check_arguments(method: str, given: Mapping[str, object]) -> None:
@@ -58,6 +81,7 @@ class RequestMaker:
         self._clock = clock
         given = config.chat_template
         self._chat_template = read_chat_template(given) if given else None
+        self._formats = self._formats_of(self._chat_template)
 
     def default_params(self) -> SamplingParams:
         """The model's own sampling defaults, or the built-in ones if those are switched off."""
@@ -75,10 +99,46 @@ class RequestMaker:
         prompt = encode_chat(self._tokenizer, conversation, **options)
         return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
+    def chat(
+        self,
+        conversation: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Chat:
+        """A conversation to answer; options: the others of `encode_chat`. Raises RequestError."""
+        formats = self._formats if chat_template is None else self._formats_of(chat_template)
+        # A template of no known format may have tools of a form of its own, and shows them.
+        described_freely = bool(tools) and tool_choice is None and formats.tools is None
+        read = () if tools is None or described_freely else read_tools(tools)
+        choice = read_choice(tool_choice, read)
+        formats.check(choice)
+        prompt = encode_chat(
+            self._tokenizer,
+            conversation,
+            tools=tools if described_freely else described(read) or None,
+            chat_template=chat_template or self._chat_template,
+            chat_template_kwargs=template_variables(chat_template_kwargs, reasoning_effort),
+            **options,
+        )
+        return Chat(prompt, formats, read, choice, parallel_tool_calls)
+
+    def _formats_of(self, chat_template: str | None) -> ModelFormats:
+        config = self._config
+        template = self._tokenizer.chat_templates.get(chat_template or "", chat_template)
+        return ModelFormats.of(
+            self._tokenizer, template, config.tool_call_parser, config.reasoning_parser
+        )
+
     def make(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: Prompt | Chat,
         params: SamplingParams,
         kind: RequestOutputKind,
         priority: int = 0,
@@ -93,8 +153,16 @@ class RequestMaker:
                 f"sampling_params must be SamplingParams, not {type(params).__name__}",
                 "sampling_params",
             )
-        text, ids = self._tokens(prompt)
-        form = params.structured_outputs
+        form: AnswerForm | None = None
+        text: str | None
+        if isinstance(prompt, Chat):
+            form = self._form(prompt, params)
+            limits = Limits.of(form, self._tokenizer)
+            text, ids = prompt.prompt.text, prompt.prompt.token_ids
+        else:
+            structured = params.structured_outputs
+            limits = Limits(None if structured is None else grammar_of(structured))
+            text, ids = self._tokens(prompt)
         words = bad_words_ids(self._tokenizer, params.bad_words) if params.bad_words else ()
         submission = Submission(
             request_id,
@@ -103,10 +171,26 @@ class RequestMaker:
             words,
             priority=priority,
             deadline=deadline_at(deadline, self._clock()),
-            cache_salt=_salt(prompt),
-            grammar=None if form is None else grammar_of(form),
+            cache_salt=None if isinstance(prompt, Chat) else _salt(prompt),
+            grammar=limits.grammar,
+            sections=limits.sections,
+            thinking=None if params.thinking_token_budget is None else limits.thinking,
         )
-        return Prompted(admit(submission, self._capabilities), text)
+        reader = None
+        if form is not None and params.detokenize:
+            reader = AnswerReader(form, self._tokenizer, params.skip_special_tokens)
+        return Prompted(admit(submission, self._capabilities), text, reader)
+
+    def _form(self, chat: Chat, params: SamplingParams) -> AnswerForm:
+        found = chat.formats.form(
+            self._tokenizer,
+            chat.prompt.text,
+            chat.choice.among(chat.tools),
+            chat.choice,
+            chat.parallel_tool_calls,
+            params.structured_outputs,
+        )
+        return found or AnswerForm(structured=params.structured_outputs)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -117,6 +201,13 @@ class RequestMaker:
                 return prompt.get("prompt"), _token_list(prompt["prompt_token_ids"])
             return self._tokens(_text(prompt["prompt"]))
         return None, _token_list(prompt)
+
+
+def add_messages(reader: AnswerReader | None, output: RequestOutput) -> None:
+    """Give the choices of a conversation's output that have ended their messages."""
+    if reader is not None:
+        for choice in output.outputs:
+            reader.add_message(choice)
 
 
 def is_conversation(value: object) -> TypeGuard[Messages]:

@@ -3,6 +3,7 @@
 from octavo.outputs import CompletionOutput
 from octavo.text.answer import CallBegin, Event, Parser, joined
 from octavo.text.answer_form import AnswerForm
+from octavo.text.message import message_of
 from octavo.text.reasoning.count import ReasoningCount
 from octavo.text.tokenizer import Tokenizer
 
@@ -20,6 +21,7 @@ class AnswerReader:
         self._skips = skip_special_tokens
         self._parsers: dict[int, Parser] = {}
         self._calls: dict[int, int] = {}  # begun, of each choice
+        self._events: dict[int, list[Event]] = {}  # of those that `add_message` has read
         self._thinking = form.thinking(tokenizer)
         self._counts: dict[int, ReasoningCount] = {}
 
@@ -38,6 +40,13 @@ class AnswerReader:
         if self.markers is not None:
             output.text = self.markers.plain(output.text, self._skips)
         return events
+
+    def add_message(self, output: CompletionOutput) -> None:
+        """`read`, and what the events so far make up goes into the output once it is finished."""
+        events = self._events.setdefault(output.index, [])
+        events += self.read(output)
+        if output.finished:
+            output.message = message_of(events)
 
     def calls(self, index: int) -> int:
         """How many calls this choice has begun."""
