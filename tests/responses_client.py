@@ -6,7 +6,7 @@ PATH = "/v1/responses"
 IDS = ("id", "created_at", "completed_at")
 
 
-def respond(server, given, **fields):
+def respond(server, given, /, **fields):
     reply = server.post(PATH, input=given, **{"max_output_tokens": 64, **fields})
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -32,7 +32,7 @@ def read_events(raw):
     return found
 
 
-def stream(server, given, **fields):
+def stream(server, given, /, **fields):
     reply = server.post(PATH, input=given, stream=True, **{"max_output_tokens": 64, **fields})
     assert reply.status_code == 200, reply.text
     return read_events(reply.content)
@@ -47,7 +47,7 @@ def without_ids(response):
     return kept
 
 
-def both(server, given, **fields):
+def both(server, given, /, **fields):
     """The response, asserted to be the same whole and at the end of a stream."""
     whole = respond(server, given, **fields)
     events = stream(server, given, **fields)
