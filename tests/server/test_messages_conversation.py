@@ -173,14 +173,17 @@ def test_a_final_message_of_the_assistant_is_continued():
 
 def test_sampling_parameters():
     body = read(temperature=0.5, top_k=3, stop_sequences=["x"], stream=True)
-    params = sampling(body, {"top_p": 0.25, "temperature": 0.9})
+    params = sampling(body, {"top_p": 0.25, "temperature": 0.9}, False)
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.25, 3)
     assert (list(params.stop), params.max_tokens) == (["x"], 16)
     assert params.output_kind is RequestOutputKind.DELTA
-    assert sampling(read(), {}).output_kind is RequestOutputKind.FINAL_ONLY
+    assert sampling(read(), {}, False).output_kind is RequestOutputKind.FINAL_ONLY
     form = {"type": "json_schema", "schema": {"type": "object"}}
     for fields in ({"output_config": {"format": form}}, {"output_format": form}):
-        assert json.loads(sampling(read(**fields), {}).structured_outputs.json) == form["schema"]
+        assert (
+            json.loads(sampling(read(**fields), {}, False).structured_outputs.json)
+            == form["schema"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -199,9 +202,30 @@ def test_sampling_parameters():
 def test_values_out_of_range(fields, param):
     body = read(**fields)
     with pytest.raises(RequestError) as found, field_names(body):
-        sampling(body, {})
+        sampling(body, {}, False)
     assert found.value.param == param
     assert param in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget", "effort", "switch"),
+    [
+        (None, None, None, None),
+        ({"type": "enabled", "budget_tokens": 1024}, 1024, None, True),
+        ({"type": "adaptive"}, None, None, True),
+        ({"type": "disabled"}, 0, "none", False),
+    ],
+)
+def test_what_thinking_means(thinking, budget, effort, switch):
+    body = read(max_tokens=2000, thinking=thinking)
+    assert sampling(body, {}, True).thinking_token_budget == budget
+    assert sampling(body, {}, False).thinking_token_budget is None
+    asked = conversation(body, ANYWHERE)
+    assert asked.reasoning_effort == effort
+    assert (asked.chat_template_kwargs or {}).get("enable_thinking") is switch
+    louder = read(max_tokens=2000, thinking=thinking, output_config={"effort": "high"})
+    assert conversation(louder, ANYWHERE).reasoning_effort == "high"
+    assert conversation(louder, ANYWHERE).chat_template_kwargs == asked.chat_template_kwargs
 
 
 def test_a_window_that_is_too_small_is_said_as_clients_read_it():

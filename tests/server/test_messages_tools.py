@@ -1,4 +1,4 @@
-"""Tools over the Messages API: calls whole and streamed, their results, and the prefix cache."""
+"""Tools and thinking over the Messages API, whole and streamed; turns and the prefix cache."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 
 import tool_model
 from messages_client import answer, both, refused, send, stream, tokens_of
+from octavo.server.messages_events import SIGNATURE
 from serving import Server
 from tool_model import call
 
@@ -23,7 +24,7 @@ NOW = {"type": "tool_use", "name": "clock", "input": {}}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, engine_path):
-    folder = tool_model.write(tmp_path_factory.mktemp("models") / MODEL)
+    folder = tool_model.write(tmp_path_factory.mktemp("models") / MODEL, tool_model.THINKING)
     with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=4097) as running:
         yield running
 
@@ -79,6 +80,53 @@ def test_the_events_of_a_call(server):
              if e["type"] == "content_block_delta" and "partial_json" in e["delta"]]  # fmt: skip
     assert len(parts) > 1
     assert json.loads("".join(parts)) == ROME["input"]
+
+
+def thought(text):
+    return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
+
+
+SO = {"type": "text", "text": "so"}
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reason"),
+    [
+        ("<think>\nhm\n</think>\n\nso", [thought("hm"), SO], "end_turn"),
+        ("<think>hm</think>", [thought("hm")], "end_turn"),
+        ("<think>hm", [thought("hm")], "end_turn"),
+        ("<think>hm</think>so\n" + call(), [thought("hm"), SO, ROME], "tool_use"),
+    ],
+)
+def test_thinking_is_a_block_of_its_own(server, text, content, reason):
+    assert said(server, text) == (content, reason)
+    shown = {"type": "adaptive", "display": "summarized"}
+    assert said(server, text, thinking=shown) == (content, reason)
+    omitted = [thought(""), *content[1:]]
+    assert said(server, text, thinking={**shown, "display": "omitted"}) == (omitted, reason)
+
+
+def test_tokens_of_thinking_are_counted(server):
+    found = answer(server, script(server, "<think>hm</think>so"), **fields())
+    assert found["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
+    last = stream(server, script(server, "<think>hm</think>so"), **fields())[-2]
+    assert last["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
+
+
+def test_thinking_has_a_budget(server, monkeypatch):
+    monkeypatch.setattr("octavo.server.messages_conversation.MIN_BUDGET", 3)
+    text = "<think>hmmmm</think>so"
+    assert said(server, text)[0] == [thought("hmmmm"), SO]
+    content, _ = said(server, text, thinking={"type": "enabled", "budget_tokens": 3})
+    assert content[0] == thought("hmm")
+    assert said(server, "so", thinking={"type": "disabled"}) == ([SO], "end_turn")
+
+
+def test_an_answer_may_have_a_form(server):
+    form = {"format": {"type": "json_schema", "schema": WEATHER["input_schema"]}}
+    asked = fields(tools=None, output_config=form, temperature=0)
+    (block,) = answer(server, "no script", **asked, thinking={"type": "disabled"})["content"]
+    assert list(json.loads(block["text"])) == ["city"]
 
 
 @pytest.mark.parametrize(

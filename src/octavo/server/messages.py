@@ -48,7 +48,8 @@ async def create_message(service: Service, request: Request) -> Response:
     body, asked = await _parsed(service, request, MessagesBody)
     name = request_id(request, None)
     with field_names(body):
-        params = sampling(body, service.defaults)
+        thinks = service.prompts.formats.reasoning is not None
+        params = sampling(body, service.defaults, thinks)
         named = msgspec.structs.replace(asked, request_id=name)
         dialogue = await start(service, request, named, params, "msg_")
     writer = _Writer(dialogue, body)

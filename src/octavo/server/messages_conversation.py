@@ -78,17 +78,17 @@ def loosened(tools: Sequence[Tool], body: PromptBody) -> tuple[Tool, ...]:
     )
 
 
-def sampling(body: MessagesBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """How it is answered; `defaults` (the model's own) fill the fields that are absent."""
+def sampling(body: MessagesBody, defaults: Mapping[str, Any], thinks: bool) -> SamplingParams:
+    """How it is answered; `defaults` (the model's own) fill the fields that are absent. thinks:
+    whether the model is known to, which can then be limited."""
     options = dict(defaults)
     for name in ("temperature", "top_p", "top_k", "max_tokens"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
-    if isinstance(body.thinking, ThinkingEnabled):
-        _check_budget(body.thinking.budget_tokens, body.max_tokens)
-    form = _form(body)
+    form, budget = _form(body), _budget(body)
     return SamplingParams(
         **options,
+        thinking_token_budget=budget if thinks else None,
         stop=body.stop_sequences,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         structured_outputs=None if form is None else StructuredOutputsParams(json=form.schema),
@@ -231,14 +231,20 @@ def _template_options(body: PromptBody) -> dict[str, Any] | None:
     return dict.fromkeys(_THINKS, not isinstance(body.thinking, ThinkingDisabled))
 
 
-def _check_budget(budget: int, max_tokens: int) -> None:
-    where = "thinking.budget_tokens"
-    if not MIN_BUDGET <= budget < max_tokens:
+def _budget(body: MessagesBody) -> int | None:
+    """The most tokens of thinking; None if there is no limit."""
+    if isinstance(body.thinking, ThinkingDisabled):
+        return 0  # also of a model whose chat template cannot turn it off
+    if not isinstance(body.thinking, ThinkingEnabled):
+        return None
+    budget, where = body.thinking.budget_tokens, "thinking.budget_tokens"
+    if not MIN_BUDGET <= budget < body.max_tokens:
         raise RequestError(
-            f"{where} must be at least {MIN_BUDGET} and less than max_tokens, {max_tokens}; it is "
-            f"{shown(budget, 60)}",
+            f"{where} must be at least {MIN_BUDGET} and less than max_tokens, {body.max_tokens}; "
+            f"it is {shown(budget, 60)}",
             where,
         )
+    return budget
 
 
 def _form(body: PromptBody) -> JSONFormat | None:

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from octavo.outputs import FinishReason
 from octavo.server.messages_conversation import TOOL_USE
-from octavo.server.replies import Usage
+from octavo.server.replies import Maybe, Usage
 from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 
 # A client sends it back with the thinking, which nobody here has to be sure of.
@@ -40,17 +41,25 @@ BlockOut = TextOut | ThinkingOut | ToolUseOut
 
 
 class MessageUsage(msgspec.Struct):
-    """`input_tokens` are those that no cache had."""
+    """`input_tokens` are those that no cache had. `output_tokens_details` of models that think."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: dict[str, int] | Maybe = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "MessageUsage":
         cached = usage.prompt_tokens_details["cached_tokens"]
-        return cls(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens)
+        details = usage.completion_tokens_details
+        return cls(
+            usage.prompt_tokens - cached,
+            0,
+            cached,
+            usage.completion_tokens,
+            details and {"thinking_tokens": details["reasoning_tokens"]},
+        )
 
 
 class Message(msgspec.Struct):
