@@ -1,7 +1,7 @@
 """Formats of tool calls, by name and by chat template; templates that write calls as formats do."""
 
 import pytest
-from tests.text.tools import transcripts
+from tests.text.tools import chat_templates, transcripts
 
 from octavo.errors import ConfigError
 from octavo.text.sandbox import Template
@@ -36,6 +36,7 @@ TEMPLATES = {
               "{{ c.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
               "{{ c.arguments | tojson }}<|tool_call_end|>{% endfor %}"
               "<|tool_calls_section_end|>",
+    **chat_templates.TEMPLATES,
     "Harmony": "{% for c in calls %}{{ '<|call|><|start|>assistant' if not loop.first }}<|channel|>"
                "commentary to=functions.{{ c.name }} <|constrain|>json<|message|>"
                "{{ c.arguments | tojson }}{% endfor %}",

@@ -166,30 +166,35 @@ class PythonicParser(LiteralParser):
         yield from self.expect("(")
         if name not in self.tools:
             raise NoCallError
-        self.begin_call(name)
         yield from self.skip()
-        count = 0
+        before = "{"
         while not (yield from self.literal(")")):
-            if count:
+            if before != "{":
                 yield from self.expect(",")
                 yield from self.skip()
                 if (yield from self.literal(")")):
                     break
-            yield from self._argument("{" if not count else ", ")
-            count += 1
-        self.arguments("}" if count else "{}")
+            key = yield from self._key()
+            if before == "{":  # what follows a name may still be no call, as in `[f("x")]`
+                self.begin_call(name)
+            self.arguments(f"{before}{json_text.string(key)}: ")
+            before = ", "
+            yield from self.value()
+            yield from self.skip()
+        if before == "{":
+            self.begin_call(name)
+        self.arguments("}" if before != "{" else "{}")
         self.end_call()
 
-    def _argument(self, before: str) -> Steps[None]:
+    def _key(self) -> Steps[str]:
+        """Reads an argument's name, and what stands between it and the value."""
         key = yield from self.run(_KEY, _MAX_KEY)
         yield from self.skip()
         yield from self.expect("=")
         if not key:
             raise NoCallError
         yield from self.skip()
-        self.arguments(f"{before}{json_text.string(key)}: ")
-        yield from self.value()
-        yield from self.skip()
+        return key
 
     def string(self, take: Callable[[str], None]) -> Steps[bool]:
         quote = yield from self._quote()
