@@ -57,10 +57,12 @@ class Server:
         executor: str = "fake_engine:create",
         limits: HTTPLimits = LIMITS,
         tls: ssl.SSLContext | None = None,
+        start_seconds: float = START_SECONDS,
         **engine: object,
     ) -> None:
         self._limits = limits
         self._tls = tls
+        self._start_seconds = start_seconds
         self.folder = folder
         self._executor = executor
         self._options = {**({} if "uds" in options else {"port": 0}), **options}
@@ -92,7 +94,7 @@ class Server:
             transport=httpx.HTTPTransport(uds=uds, verify=self._tls or False),
             timeout=30,
         )
-        wait_until(lambda: self.http.get("/health").status_code == 200, START_SECONDS)
+        wait_until(lambda: self.http.get("/health").status_code == 200, self._start_seconds)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -21,6 +21,7 @@ from octavo.errors import ConfigError, RequestError, RequestTypeError
 from octavo.params import SamplingParams
 from octavo.server.options import ServerConfig
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from octavo.server.responses_protocol import ResponsesBody
 from octavo.text.tokenizer import load_tokenizer
 from octavo.utils.flags import flag_name
 from octavo.vllm_names import Entry, Kind, Status
@@ -283,7 +284,7 @@ def test_a_parameter_without_effect_is_taken_and_another_value_refused(entry: En
 
 
 def test_supported_request_fields_are_fields() -> None:
-    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+    bodies = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ResponsesBody)
     names = {name for body in bodies for name in body.__struct_fields__}
     assert {entry.name for entry in of(Kind.REQUEST, Status.SUPPORTED)} <= names
 

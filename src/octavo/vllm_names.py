@@ -526,6 +526,13 @@ _REQUEST = [
         reasoning_effort include_reasoning thinking_token_budget
         add_generation_prompt continue_final_message chat_template_kwargs tokens
         return_token_strs"""),
+    *[Entry(R, name, Status.SUPPORTED, note="of /v1/responses") for name in
+      ("input", "instructions", "max_output_tokens", "reasoning", "text", "include", "truncation")],
+    *_refused(R, Why("the server keeps no responses", "send all items in input"),
+              previous_response_id=None, previous_input_messages=None),
+    *_refused(R, Why("the server keeps no responses", "use stream"), background=False),
+    *_refused(R, Why("items are the answer's messages", "leave it out"),
+              enable_response_messages=False),
     *_any_value(R, "bookkeeping of the caller's", "user"),
     *_no_effect(R, "special tokens are written as they are spelled, as fast tokenizers do either "
                 "way", spaces_between_special_tokens=(True, False)),

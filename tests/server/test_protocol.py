@@ -19,6 +19,7 @@ from octavo.server.protocol import (
     prompts,
     sampling_params,
 )
+from octavo.server.responses_protocol import ResponsesBody
 from octavo.vllm_names import Kind, Status
 
 HI = [{"role": "user", "content": "hi"}]
@@ -151,9 +152,15 @@ def test_a_huge_unknown_name_is_not_echoed():
     assert len(str(refused({"prompt": "x", "y" * 100_000: 1}))) < 200
 
 
-@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
-def test_every_refused_field_is_refused_by_name_and_may_be_null(kind):
-    good = {"prompt": "x"} if kind is CompletionBody else {"messages": HI}
+@pytest.mark.parametrize(
+    ("kind", "good"),
+    [
+        (CompletionBody, {"prompt": "x"}),
+        (ChatBody, {"messages": HI}),
+        (ResponsesBody, {"input": ""}),
+    ],
+)
+def test_every_refused_field_is_refused_by_name_and_may_be_null(kind, good):
     for name, neutral in kind.refused.items():
         error = refused({**good, name: {"some": "value"}}, kind)
         assert error.param == name
@@ -173,7 +180,7 @@ def test_every_field_of_vllm_that_is_not_served_is_in_its_table_and_is_refused_w
             if entry.status is not Status.SUPPORTED and not entry.any_value:
                 for value in entry.neutral:
                     parse(json.dumps({**good, entry.name: value}).encode(), kind)
-    kinds = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+    kinds = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ResponsesBody)
     served = {n for kind in kinds for n in kind.__struct_fields__} | protocol.NO_OPS
     ours = {"deadline"}
     listed = {e.name for e in vllm_names.entries(Kind.REQUEST) if e.status is Status.SUPPORTED}

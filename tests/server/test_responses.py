@@ -99,9 +99,9 @@ def test_logprobs_are_included_when_they_are_asked_for(server):
     ("fields", "param", "says"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "keeps no responses"),
-        ({"conversation": "conv_1"}, "conversation", "keeps no responses"),
+        ({"conversation": "conv_1"}, "conversation", "keeps no conversations"),
         ({"background": True}, "background", "use stream"),
-        ({"prompt": {"id": "p"}}, "prompt", "stores no prompts"),
+        ({"prompt": {"id": "p"}}, "prompt", "keeps no prompts"),
         ({"truncation": "auto"}, "truncation", "never left out"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
         ({"text": {"colour": 1}}, "text.colour", "unknown field"),

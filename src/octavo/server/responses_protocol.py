@@ -38,18 +38,16 @@ INCLUDABLE = (
 )
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "none")
-_STATELESS = "it keeps no responses; send all items in input"
+_STATELESS = "the server keeps no conversations; send all items in input"
 
 
 _REFUSED: NeutralValues = {
     **UNSUPPORTED,
     **never(
         "access_programs background_options context_management conversation image "
-        "max_completion_tokens max_tokens messages moderation previous_input_messages "
-        "previous_response_id prompt reasoning_effort response_format"
+        "max_completion_tokens max_tokens messages moderation prompt reasoning_effort "
+        "response_format"
     ),
-    "background": (False,),
-    "enable_response_messages": (False,),
     "n": (1,),
     "prompt_cache_options": ({"mode": "implicit"},),
 }
@@ -108,11 +106,9 @@ class ResponsesBody(Sampling, kw_only=True):
     no_ops: ClassVar[frozenset[str]] = frozenset(("client_metadata", "max_tool_calls"))
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "background": "answers are not kept for later; leave it out, and use stream",
             "conversation": _STATELESS,
             "n": "a response has one answer; send several requests",
-            "previous_response_id": _STATELESS,
-            "prompt": "it stores no prompts; write them into instructions and input",
+            "prompt": "the server keeps no prompts; write them into instructions and input",
             "max_tokens": "its name here is max_output_tokens",
             "max_completion_tokens": "its name here is max_output_tokens",
             "response_format": "its name here is text.format",
