@@ -122,6 +122,7 @@ class RequestMaker:
             self._tokenizer,
             conversation,
             tools=tools if described_freely else described(read) or None,
+            tool_format=None if described_freely else formats.calls,
             chat_template=chat_template or self._chat_template,
             chat_template_kwargs=template_variables(chat_template_kwargs, reasoning_effort),
             **options,

@@ -93,6 +93,7 @@ async def render(service: Service, conversation: Conversation) -> ChatPrompt:
     return await service.prompts.render(
         conversation.messages,
         tools=described(tools) or None,
+        tool_format=service.prompts.formats.calls,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         chat_template_kwargs=template_variables(

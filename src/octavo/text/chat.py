@@ -22,6 +22,8 @@ from octavo.errors import ConfigError, RequestError, RequestTypeError, shown
 from octavo.text.loading import NAMED_TOKENS
 from octavo.text.sandbox import Template
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tool_prompt import told
+from octavo.text.tools.base import ToolFormat
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 RESERVED = frozenset(
@@ -62,6 +64,7 @@ def encode_chat(
     *,
     chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_format: ToolFormat | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -70,6 +73,8 @@ def encode_chat(
 
     chat_template: jinja source, or the name of one of the tokenizer's; None is the model's own.
     tools: descriptions that the template shows to the model, as transformers passes them.
+    tool_format: how calls are written where the template knows no tools, which then are told in
+        words; None refuses them.
     add_generation_prompt: open the assistant's turn; None does, unless the final message is
         to be continued.
     continue_final_message: the prompt ends with the final assistant message's text.
@@ -78,14 +83,18 @@ def encode_chat(
     Raises RequestError: a message is malformed, there is no template, or it refuses.
     """
     template = _template(tokenizer, chat_template, tools)
+    checked, shown_tools = _messages(messages, template.knows_developer), _objects("tools", tools)
+    if not template.shows_tools:
+        if tool_format is not None:
+            checked, shown_tools = told(checked, shown_tools, tool_format), None
+        elif tools:
+            raise RequestError(
+                "tools were given, but the chat template does not show them", "tools"
+            )
     job = _Job(
         tokenizer,
         template,
-        _Inputs(
-            _messages(messages, template.knows_developer),
-            _objects("tools", tools),
-            _extra(chat_template_kwargs),
-        ),
+        _Inputs(checked, shown_tools, _extra(chat_template_kwargs)),
         _opens_turn(add_generation_prompt, continue_final_message),
         continue_final_message,
     )
@@ -145,8 +154,6 @@ def _template(tokenizer: Tokenizer, given: str | None, tools: object) -> Templat
         raise RequestError(
             f"the chat template does not compile: {_explain(error)}", "chat_template"
         ) from error
-    if tools and not template.shows_tools:
-        raise RequestError("tools were given, but the chat template does not show them", "tools")
     return template
 
 

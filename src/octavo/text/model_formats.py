@@ -74,6 +74,11 @@ class ModelFormats(msgspec.Struct, frozen=True):
             f"tool calls: {tools}; reasoning: {self.reasoning.name if self.reasoning else 'none'}"
         )
 
+    @property
+    def calls(self) -> ToolFormat:
+        """The format in which calls are written, known or not."""
+        return self.tools or tool_formats.find(_USUAL)
+
     def check(self, choice: ToolChoice) -> None:
         """Raise RequestError unless a model of these formats can be given this choice."""
         if choice.mode == "auto" and self.tools is None:
@@ -105,7 +110,7 @@ class ModelFormats(msgspec.Struct, frozen=True):
             choice=choice.mode,
             named=choice.name,
             parallel=parallel,
-            format=self.tools or tool_formats.find(_USUAL),
+            format=self.calls,
             structured=structured,
             reasoning=reasoning,
             in_reasoning=reasoning is not None and reasoning.starts_in_reasoning(prompt, tokenizer),
