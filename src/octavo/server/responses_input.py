@@ -119,7 +119,7 @@ class _Reader:
     def item(self, item: object, where: str) -> None:
         if not isinstance(item, Mapping):
             raise RequestTypeError(f"{where} must be an object, not {shown(item, 60)}", where)
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = item.get("type") or ("message" if "role" in item else None)
         if not isinstance(kind, str) or kind not in _READERS:
             why = _STATELESS.get(kind) if isinstance(kind, str) else None
             known = f"must be one of {', '.join(_READERS)}, not {shown(kind, 60)}"
