@@ -178,7 +178,8 @@ def in_two(text: str) -> Iterator[list[str]]:
 
 def at_random(text: str, seed: int) -> list[str]:
     draw = random.Random(seed)
-    cuts = sorted(draw.sample(range(1, len(text)), min(len(text) - 1, draw.randrange(1, 12))))
+    most = max(0, min(len(text) - 1, draw.randrange(1, 12)))
+    cuts = sorted(draw.sample(range(1, len(text)), most)) if most else []
     return [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
 
 

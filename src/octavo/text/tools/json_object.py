@@ -83,17 +83,22 @@ class JsonObjectParser(SectionParser):
         listed = begin.endswith("[")
         if begin == "{":
             self.unread(1)
-        yield from JsonObjects(self, self._layout.annotations).read(listed)
+        bare = not self._layout.begin
+        yield from JsonObjects(self, self._layout.annotations, bare).read(listed)
         if end := self._layout.ends.get(begin, self._layout.end):
             yield from self.skip()
             yield from self.expect(end)
 
 
 class JsonObjects:
-    """Reads the calls of a section for its parser. annotations: see `JsonObjectFormat`."""
+    """Reads the calls of a section for its parser. annotations: see `JsonObjectFormat`. bare: the
+    objects may be no calls even if they have a tool's name: their next key, or their end, decides.
+    """
 
-    def __init__(self, parser: SectionParser, annotations: Collection[str]) -> None:
-        self._parser, self._annotations = parser, annotations
+    def __init__(
+        self, parser: SectionParser, annotations: Collection[str], bare: bool = False
+    ) -> None:
+        self._parser, self._annotations, self._bare = parser, annotations, bare
 
     def read(self, listed: bool = False) -> Steps[None]:
         """One object, several, or a list of them. listed: its bracket has been read."""
@@ -128,11 +133,14 @@ class JsonObjects:
             if (yield from parser.peek()) != "}":
                 yield from parser.expect(",")
                 yield from parser.skip()
-        if not found.announced:
+        if found.name is None or found.rejected:
             parser.reject()
-        elif found.arguments is None:
+            return
+        self._announce(found)
+        if found.arguments is None:
             parser.arguments("{}")
             parser.end_call()
+        parser.drop()
 
     def _member(self, found: "_Object", key: str) -> Steps[None]:
         parser = self._parser
@@ -154,15 +162,22 @@ class JsonObjects:
         if found.name not in parser.tools:
             found.rejected = True
             parser.reject()
+        elif not self._bare or found.arguments is not None:
+            self._announce(found)
+
+    def _announce(self, found: "_Object") -> None:
+        if found.announced or found.name is None:
             return
         found.announced = True
-        parser.begin_call(found.name)
+        self._parser.begin_call(found.name)
         if found.arguments is not None:
-            parser.arguments(found.arguments)
-            parser.end_call()
+            self._parser.arguments(found.arguments)
+            self._parser.end_call()
 
     def _arguments(self, found: "_Object") -> Steps[None]:
         parser = self._parser
+        if not found.rejected:
+            self._announce(found)
         if (yield from parser.literal("null")):
             found.arguments = "{}"
             if found.announced:

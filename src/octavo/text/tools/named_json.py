@@ -109,6 +109,7 @@ class NamedJsonParser(SectionParser):
         yield from self._arguments(self.arguments)
         self.end_call()
         yield from self._closing()
+        self.drop()
 
     def _arguments(self, take: Callable[[str], None]) -> Steps[None]:
         if (yield from self.peek()) == "{":

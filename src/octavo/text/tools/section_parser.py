@@ -242,6 +242,10 @@ class SectionParser(ABC):
         self._open_call = None
         self._start = self._at
 
+    def drop(self) -> None:
+        """What is undecided is envelope."""
+        self._start = self._at
+
     def emit(self, event: Event) -> None:
         """An event of another kind. All that has been read is decided."""
         self._events.append(event)
