@@ -196,3 +196,21 @@ def test_what_leaves_no_token_is_an_error_of_that_request_only(llm):
     outputs = llm.generate(["a", "b"], [forbidden, SamplingParams(max_tokens=3)], use_tqdm=False)
     assert "structured_outputs" in outputs[0].error
     assert outputs[1].error is None
+
+
+def test_a_value_of_many_megabytes_is_refused_before_it_is_written():
+    written = []
+
+    class Values(dict):
+        def items(self):
+            written.append(1)
+            return super().items()
+
+    huge = Values({"enum": ["x" * 1000] * 1000})
+    with pytest.raises(RequestError, match="at most 131072 characters"):
+        StructuredOutputsParams(json=huge)
+    assert not written
+    ring = {}
+    ring["a"] = ring
+    with pytest.raises(RequestError, match="at most 131072 characters"):
+        StructuredOutputsParams(json=ring)

@@ -119,12 +119,31 @@ def _json_text(name: str, value: object) -> str:
         return value
     if not isinstance(value, (Mapping, bool)) or (name != "json" and isinstance(value, bool)):
         raise _wrong_type(name, value, "an object or its JSON text")
+    if _is_longer(value, MAX_CHARACTERS):  # and would take as long to write
+        raise RequestError(
+            f"{FIELD}.{name} must have at most {MAX_CHARACTERS} characters", f"{FIELD}.{name}"
+        )
     try:
         text = json_library.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{FIELD}.{name} is no JSON: {error}", f"{FIELD}.{name}") from None
     _check_text(name, text)
     return text
+
+
+def _is_longer(value: object, most: int) -> bool:
+    """Whether the JSON text of `value` has more than `most` characters, or is not known to have
+    fewer; in a time that `most` bounds."""
+    left, size = [value], 0
+    while left and size <= most:
+        part = left.pop()
+        size += len(part) + 2 if isinstance(part, (str, Mapping, list, tuple)) else 1
+        if isinstance(part, Mapping) and size <= most:
+            left += part.keys()
+            left += part.values()
+        elif isinstance(part, (list, tuple)) and size <= most:
+            left += part
+    return size > most
 
 
 def _check_text(name: str, value: object) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from octavo.constraints import Sections, Thinking
 from octavo.errors import RequestError, shown
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import MAX_CHARACTERS, StructuredOutputsParams
 from octavo.text import json_schema
 from octavo.text.answer import Content, Event, Parser
 from octavo.text.grammar import check, grammar_of
@@ -27,8 +27,9 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.base import MAX_CALLS, Tool, ToolFormat
 
 MAX_TOOLS = 512
+MAX_SCHEMAS = 2**19  # characters of all tools' schemas
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_CHECKED = 1024  # schemas of tools that are remembered
+_CHECKED, _LOADED = 64, 256  # grammars and schemas of tools that are remembered
 
 Choice = Literal["none", "auto", "required"]
 
@@ -221,7 +222,14 @@ class _Calls:
 
     @property
     def _enforceable(self) -> list[Tool]:
-        return [_enforceable(tool) for tool in self.tools]
+        texts = [json.dumps(tool.schema) for tool in self.tools]
+        if (size := sum(map(len, texts))) > MAX_SCHEMAS:
+            raise RequestError(
+                f"the tools' parameters must have at most {MAX_SCHEMAS} characters together, not "
+                f"{size}; with strict: false, those of a tool do not count",
+                "tools",
+            )
+        return [_enforceable(tool, text) for tool, text in zip(self.tools, texts, strict=True)]
 
     @property
     def _in_section(self) -> int:
@@ -271,11 +279,11 @@ def enforceable(tool: Tool) -> bool:
     return _loaded(json.dumps(tool.schema))[0] is not None
 
 
-def _enforceable(tool: Tool) -> Tool:
-    """The tool, with its schema as a grammar takes it. Raises RequestError."""
+def _enforceable(tool: Tool, text: str) -> Tool:
+    """The tool, with its schema, of this text, as a grammar takes it. Raises RequestError."""
     if not tool.strict:
         return tool
-    schema, problem = _loaded(json.dumps(tool.schema))
+    schema, problem = _loaded(text)
     if schema is None:
         raise RequestError(
             f"tools: {shown(tool.name)}: {problem}; with strict: false its arguments may be any "
@@ -285,9 +293,11 @@ def _enforceable(tool: Tool) -> Tool:
     return msgspec.structs.replace(tool, parameters=schema)
 
 
-@lru_cache(_CHECKED)
+@lru_cache(_LOADED)
 def _loaded(text: str) -> tuple[Mapping[str, Any] | None, str]:
     """A schema of arguments, checked; or None and why it cannot be enforced."""
+    if len(text) > MAX_CHARACTERS:
+        return None, f"parameters must have at most {MAX_CHARACTERS} characters, not {len(text)}"
     try:
         schema = json_schema.load(text, "parameters")
         if schema["type"] != "object":

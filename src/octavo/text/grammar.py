@@ -14,9 +14,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.errors import RequestError, brief
 from octavo.structured_outputs import StructuredOutputsParams
-from octavo.text import json_schema, structural_tag
+from octavo.text import grammar_cost, json_schema, structural_tag
 
 _MAX_MESSAGE = 300
+_MAX_SYMBOLS = 50_000  # the library fails, without saying so before, at 65,536
 _CHECKED = 256  # grammars that are remembered
 # What begins the library's remark that it has not seen which tokens a grammar's ids are.
 _UNCHECKED = "no tokenizer - can't validate <["
@@ -26,7 +27,7 @@ _PLACE = re.compile(r"^(?:at|near) \d+\(\d+\): ")
 
 def limits() -> LLParserLimits:
     """Of what a grammar may take. Messages do not show the parser's state."""
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(verbose_errors=False, max_grammar_size=_MAX_SYMBOLS)
 
 
 @lru_cache(_CHECKED)
@@ -95,7 +96,10 @@ def _grammar(params: StructuredOutputsParams) -> str:
     text = str(params.grammar)
     rules = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "//"))]
     is_gbnf = any("::=" in line for line in rules)
-    return LLMatcher.grammar_from_lark(any_to_lark(text) if is_gbnf else text)
+    if is_gbnf:
+        text = any_to_lark(grammar_cost.without_blank_lines(text))
+    grammar_cost.check(text, params.param)
+    return LLMatcher.grammar_from_lark(text)
 
 
 def _structural_tag(params: StructuredOutputsParams) -> str:

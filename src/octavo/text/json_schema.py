@@ -6,22 +6,19 @@ nested too deep, and one that only infinite documents satisfy are errors that sa
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import RequestError, nearest, shown
-
-MAX_DEPTH = 64
+from octavo.text import schema_cost
+from octavo.text.schema_parts import LISTS, NAMED, ONE, schemas, too_deep
+from octavo.text.schema_parts import MAX_DEPTH as MAX_DEPTH
+from octavo.text.schema_parts import target as target
 
 # Up to so many characters between the tokens of JSON: enough for an indent of four spaces at depth
 # nine, and too few for a text of whitespace, in which weak models end when any number is allowed.
 WHITESPACE = r"[ \t\r\n]{0,40}"
 
-# Keywords whose value is a schema, a list of schemas, or schemas by name.
-_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
-        "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems",
            "maxItems", "uniqueItems", "minContains", "maxContains", "dependentRequired",
            "dependencies", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
@@ -32,7 +29,8 @@ ANNOTATIONS = ("title", "description", "default", "example", "examples", "deprec
                 "writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$dynamicAnchor",
                 "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema",
                 "discriminator", "externalDocs", "xml", "strict")  # fmt: skip
-_KEYWORDS = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *ANNOTATIONS))
+_KEYWORDS = frozenset((*ONE, *LISTS, *NAMED, *_VALUES, *ANNOTATIONS))
+_LONGEST = max(map(len, _KEYWORDS)) + 10  # a name that may be a misspelled keyword
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\r\n\f\v"}
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -68,22 +66,23 @@ def load(text: str, param: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except RecursionError:
-        raise _too_deep(param) from None
+        raise too_deep(param) from None
     except ValueError as error:
         raise RequestError(f"{param} is not JSON: {error}", param) from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError(f"{param} must be a JSON Schema, an object, not {shown(schema)}", param)
-    for path, part in _schemas(schema, param):
+    for path, part in schemas(schema, param):
         _check_keywords(path, part, param)
+    schema_cost.check(schema, param)
     if not _Finite(schema).holds():
         raise RequestError(
             f"{param} recurs without an end: no finite document satisfies it; let a property "
             "that leads back to the schema be optional, or null",
             param,
         )
-    for _, part in _schemas(schema, param):
+    for _, part in schemas(schema, param):
         _make_exact(part)
     return schema
 
@@ -124,39 +123,10 @@ def ascii_classes(pattern: str) -> str:
 def without_additional_properties(schema: dict[str, Any], param: str) -> dict[str, Any]:
     """A copy in which objects that list properties have no others, unless it says so itself."""
     copy: dict[str, Any] = json.loads(json.dumps(schema))
-    for _, part in _schemas(copy, param):
+    for _, part in schemas(copy, param):
         if "properties" in part:
             part.setdefault("additionalProperties", False)
     return copy
-
-
-def _schemas(schema: dict[str, Any], param: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every subschema that is an object, with where it is. Raises RequestError if too deep."""
-    left: list[tuple[str, Any, int]] = [("", schema, 0)]
-    while left:
-        path, part, depth = left.pop()
-        if depth > MAX_DEPTH:
-            raise _too_deep(param)
-        if not isinstance(part, dict):
-            continue
-        yield path or "the schema", part
-        left += [(f"{path}/{step}", inner, depth + 1) for step, inner in _inside(part)]
-
-
-def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in _ONE:
-        if isinstance(part.get(name), dict):
-            yield name, part[name]
-    for name in _LISTS:
-        if isinstance(part.get(name), list):
-            yield from ((f"{name}/{i}", inner) for i, inner in enumerate(part[name]))
-    for name in _NAMED:
-        if isinstance(part.get(name), dict):
-            yield from ((f"{name}/{key}", inner) for key, inner in part[name].items())
-
-
-def _too_deep(param: str) -> RequestError:
-    return RequestError(f"{param} is nested more than {MAX_DEPTH} deep", param)
 
 
 def _check_keywords(path: str, part: Mapping[str, Any], param: str) -> None:
@@ -164,7 +134,7 @@ def _check_keywords(path: str, part: Mapping[str, Any], param: str) -> None:
         if name in _KEYWORDS or (name.startswith("x-") and name not in _INSTEAD):
             continue
         if (instead := _INSTEAD.get(name)) is None:
-            instead = f"is no keyword of JSON Schema{nearest(name, _KEYWORDS)}"
+            instead = f"is no keyword of JSON Schema{nearest(name[:_LONGEST], _KEYWORDS)}"
         raise RequestError(f"{param}: {shown(name)} in {shown(path, 80)} {instead}", param)
 
 
@@ -178,7 +148,7 @@ class _Finite:
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
         self._finite: set[str] = set()
-        parts = [part for _, part in _schemas(schema, "")]
+        parts = [part for _, part in schemas(schema, "")]
         self._targets = {
             ref: found
             for part in parts
@@ -233,21 +203,3 @@ class _Finite:
         first = part.get("prefixItems") or []
         needed = [*first[:least], *([part.get("items")] if len(first) < least else [])]
         return not all(map(self._is_finite, needed))
-
-
-def target(schema: Mapping[str, Any], ref: str) -> Any:
-    """What a reference within the schema points to; None where that is nothing."""
-    if ref == "#":
-        return schema
-    if not ref.startswith("#/"):
-        return None
-    part: Any = schema
-    for step in ref[2:].split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, list) and step.isdecimal() and int(step) < len(part):
-            part = part[int(step)]
-        elif isinstance(part, dict) and step in part:
-            part = part[step]
-        else:
-            return None
-    return part
