@@ -3,9 +3,9 @@
     python -m tests.clients.run [NAME...]        (`make clients` runs them all)
 
 Environments are made once, in Octavo's cache folder. A client that cannot be installed here is
-left out, and said so. The server has a key, so every client has to send it; schemathesis meets
-the tests' scripted engine, which answers at once, all others the embedded model. Exit code 1 if
-a client found fault. docs/clients.md says what they printed.
+left out, and said so. The server has a key, so every client has to send it; schemathesis and
+Anthropic's client meet the tests' scripted engine, which answers at once, all others the embedded
+model. Exit code 1 if a client found fault. docs/clients.md says what they printed.
 """
 
 import contextlib
@@ -41,6 +41,7 @@ VERSIONS = {
     "litellm": "litellm==1.110.2",
     "guidellm": "guidellm==0.8.1",
     "schemathesis": "schemathesis==4.32.5",
+    "anthropic": "anthropic==2.14.0",
 }
 
 
@@ -69,6 +70,12 @@ def langchain_example(port: int) -> list[str]:
     python = python_of("langchain_openai", (VERSIONS["langchain_openai"],))
     script = EXAMPLES / "langchain_client.py"
     return [str(python), str(script), "--url", _url(port), "--api-key", KEY]
+
+
+def anthropic(port: int, *model: str) -> list[str]:
+    python = python_of("anthropic", (VERSIONS["anthropic"],))
+    url, said = f"http://127.0.0.1:{port}", model or ("scripted", "scripted")
+    return [str(python), str(HERE / "anthropic_client.py"), url, KEY, *said]
 
 
 def openai_example(port: int) -> list[str]:
@@ -128,14 +135,16 @@ CLIENTS: dict[str, Callable[[int], list[str]]] = {
     "guidellm": guidellm,
     "vllm_bench": vllm_bench,
     "schemathesis": schemathesis,
+    "anthropic": anthropic,
 }
+SCRIPTED = ("schemathesis", "anthropic")
 
 
 @contextlib.contextmanager
-def embedded() -> Iterator[int]:
+def embedded(model: str = "smollm2", window: int = 512) -> Iterator[int]:
     # A default answer ends at the window: this model often does not end one by itself.
-    flags = ("--api-key", KEY, "--max-model-len", "512", "--no-load-progress")
-    server = ServeProcess("smollm2", *flags, log=subprocess.DEVNULL)
+    flags = ("--api-key", KEY, "--max-model-len", str(window), "--no-load-progress")
+    server = ServeProcess(model, *flags, log=subprocess.DEVNULL)
     try:
         server.wait_ready()
         yield server.port
@@ -146,11 +155,13 @@ def embedded() -> Iterator[int]:
 @contextlib.contextmanager
 def scripted() -> Iterator[int]:
     sys.path.insert(0, str(HERE.parent))
-    from serving import Process, write_model
+    from serving import Process
+    from tool_model import THINKING, write
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "scripted"
-        server = stack.enter_context(Process(write_model(folder), "--api-key", KEY))
+        flags = ("--api-key", KEY, "--max-model-len", "4096")
+        server = stack.enter_context(Process(write(folder, THINKING), *flags))
         server.wait_ready()
         yield server.port
         if server.status() != 200:
@@ -162,7 +173,7 @@ def main(names: list[str]) -> int:
     for name in names or list(CLIENTS):
         print(f"\n== {name} {VERSIONS.get(name, '')}", flush=True)
         try:
-            with scripted() if name == "schemathesis" else embedded() as port:
+            with scripted() if name in SCRIPTED else embedded() as port:
                 command = CLIENTS[name](port)
                 with tempfile.TemporaryDirectory() as folder:
                     environment = {**os.environ, "OPENAI_API_KEY": KEY}

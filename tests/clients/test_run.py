@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 
 import pytest
-from tests.clients.run import CLIENTS, KEY, embedded
+from tests.clients.run import CLIENTS, KEY, anthropic, embedded, scripted
 
 from octavo.log import cache_dir
 
@@ -20,12 +20,29 @@ def port():
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["openai_npm", "langchain_openai", "litellm"])
 def test_a_client_finds_no_fault(name, request):
+    check(name, lambda: CLIENTS[name](request.getfixturevalue("port")))
+
+
+@pytest.mark.slow
+def test_anthropics_client_finds_no_fault_in_what_is_scripted():
+    with scripted() as port:
+        check("anthropic", lambda: anthropic(port))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_anthropics_client_finds_no_fault_in_a_model():
+    with embedded("qwen2.5-coder-0.5b", 4096) as port:
+        check("anthropic", lambda: anthropic(port, "qwen2.5-coder-0.5b"))
+
+
+def check(name, make):
     if not (cache_dir() / "peers" / name).exists():
         pytest.skip(f"no environment for {name}; `make clients` makes it")
-    command = CLIENTS[name](request.getfixturevalue("port"))
+    command = make()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=100,
+            command, cwd=folder, capture_output=True, text=True, timeout=300,
             env={**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": ""},
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
