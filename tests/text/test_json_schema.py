@@ -98,3 +98,15 @@ def test_objects_without_additional_properties():
 def test_a_format_says_nothing_of_what_is_no_text():
     schema = json_schema.load('{"format": "date"}', "json")
     assert schema.keys() == {"format", "pattern"}
+
+
+def test_names_of_properties_that_may_be_any_are_not_said():
+    for names in (True, {}, {"type": "string"}):
+        inner = {"type": "object", "propertyNames": names, "additionalProperties": False}
+        schema = {"type": "object", "properties": {"a": inner, "propertyNames": {}}}
+        found = json_schema.load(json.dumps(schema), "json")["properties"]
+        assert found == {
+            "a": {"type": "object", "additionalProperties": False}, "propertyNames": {},
+        }  # fmt: skip
+    kept = {"type": "object", "propertyNames": {"maxLength": 3}}
+    assert json_schema.load(json.dumps(kept), "json") == kept

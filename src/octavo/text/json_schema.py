@@ -46,6 +46,7 @@ _EXACT = {
     "date-time": f"^{DATE}" + "[Tt ][0-9]{2}:[0-9]{2}:[0-5]",
     "time": "^[0-9]{2}:[0-9]{2}:[0-5]",
 }
+_ANY_NAME: tuple[object, ...] = (True, {}, {"type": "string"})
 _INSTEAD = {
     "nullable": 'is OpenAPI\'s; write "type": ["string", "null"], say',
     "x-guidance": "is the library's; use whitespace_pattern and the other fields of "
@@ -88,7 +89,10 @@ def load(text: str, param: str) -> dict[str, Any]:
 
 
 def _make_exact(part: dict[str, Any]) -> None:
-    """Let what the library enforces of texts be what validators check."""
+    """Let what the library enforces of texts be what validators check, and leave out what says
+    nothing: that names are strings, as zod writes of records."""
+    if part.get("propertyNames") in _ANY_NAME:
+        del part["propertyNames"]
     if isinstance(part.get("pattern"), str):
         part["pattern"] = ascii_classes(part["pattern"])
     form = part.get("format")
