@@ -29,6 +29,9 @@ Items = NDArray[np.void]
 # multiplied by it, unless that is 1, then - amount. A repetition of 0 makes it -inf. `place`: the
 # row of the copies times V, + token.
 EDIT = np.dtype([("place", "i8"), ("repetition", "f8"), ("bias", "f4"), ("amount", "f4")])
+# For each item None, or int32 [ceil(V / 32)] or longer: bit i of word w is 1 where token 32 w + i
+# may be drawn.
+Masks = Sequence[NDArray[np.int32] | None]
 Floats = NDArray[np.float64]
 Logprobs = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -66,6 +69,15 @@ class EditsLogits(SamplingKernels, Protocol):
 
 
 @runtime_checkable
+class DrawsMasked(SamplingKernels, Protocol):
+    """Of devices whose draws leave out the tokens that a grammar excludes."""
+
+    def draw_masked(self, logits: torch.Tensor, items: Items, masks: Masks) -> None:
+        """`draw`, where the tokens that the mask of an item excludes count as -inf."""
+        ...
+
+
+@runtime_checkable
 class CopiesRows(SamplingKernels, Protocol):
     """Of devices in host memory that copy rows faster than NumPy does."""
 
@@ -73,11 +85,11 @@ class CopiesRows(SamplingKernels, Protocol):
         self,
         logits: torch.Tensor,
         rows: NDArray[np.int64],
-        masks: Sequence[NDArray[np.int32] | None],
+        masks: Masks,
         out: NDArray[np.float32],
     ) -> None:
-        """`rows` [N] of logits [R, V] as float32 into `out` [N, V]; where a row has a mask, int32
-        [ceil(V / 32)] or longer, the tokens whose bit is 0 become -inf."""
+        """`rows` [N] of logits [R, V] as float32 into `out` [N, V]; where a row has a mask, the
+        tokens whose bit is 0 become -inf."""
         ...
 
 

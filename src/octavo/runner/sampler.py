@@ -5,7 +5,7 @@ penalty, frequency and presence penalties, the min-tokens mask; then temperature
 min-p, and the draw. Log-probabilities are those of the raw logits, before all of that but the
 grammar's mask. Tie-breaking and random numbers are specified in `kernels.sampling`; the device's
 kernels draw. Penalties, bias and masks are applied here, to copies of rows in host memory, or by
-the device (`EditsLogits`).
+the device (`EditsLogits`; of masks alone, `DrawsMasked`).
 
 A row whose logits contain a NaN or +inf, or where no token is left to draw, gets an error; other
 rows are unaffected. A logit of -inf is a token that cannot be drawn.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from octavo.core.plan import SampleSpec, TokenLogprobs, TokenMask
 from octavo.errors import EngineError
 from octavo.kernels import sampling as ops
-from octavo.kernels.sampling import CopiesRows, EditsLogits, SamplingKernels
+from octavo.kernels.sampling import CopiesRows, DrawsMasked, EditsLogits, SamplingKernels
 from octavo.params import SamplingParams
 from octavo.runner.edits import edits
 
@@ -125,10 +125,14 @@ def _is_argmax(spec: SampleSpec) -> bool:
 
 def adjusts(spec: SampleSpec) -> bool:
     """Whether anything changes this row's logits before temperature and filters."""
+    return spec.mask is not None or _edits(spec)
+
+
+def _edits(spec: SampleSpec) -> bool:
+    """Whether anything but a grammar's mask does."""
     params = spec.params
     return bool(
-        spec.mask is not None
-        or params.needs_history
+        params.needs_history
         or spec.bad_words
         or params.logit_bias
         or params.allowed_token_ids is not None
@@ -157,12 +161,13 @@ def _draw(
         return {}
     if isinstance(kernels, EditsLogits):
         return _draw_edited(kernels, table, specs, items)
-    plain = sorted(set(range(len(specs))) - set(adjusted))
-    if plain:
-        drawn = items[plain]
-        kernels.draw(table, drawn)
-        items[plain] = drawn
     errors: dict[int, str] = {}
+    if isinstance(kernels, DrawsMasked):
+        adjusted = [i for i in adjusted if _edits(specs[i])]
+    if len(adjusted) < len(specs):
+        _draw_unedited(kernels, table, specs, items, adjusted, errors)
+    if not adjusted:
+        return errors
     copies = np.empty((min(_GROUP, len(adjusted)), table.shape[1]), np.float32)
     for begin in range(0, len(adjusted), _GROUP):
         group = adjusted[begin : begin + _GROUP]
@@ -176,6 +181,25 @@ def _draw(
         kernels.draw(torch.from_numpy(copies).to(table.device), drawn)
         items["token"][group], items["status"][group] = drawn["token"], drawn["status"]
     return errors
+
+
+def _draw_unedited(
+    kernels: SamplingKernels,
+    table: torch.Tensor,
+    specs: Sequence[SampleSpec],
+    items: ops.Items,
+    edited: Sequence[int],
+    errors: dict[int, str],
+) -> None:
+    """`_draw` for all specs but those of `edited`: with nothing but masks, if with that."""
+    at = sorted(set(range(len(specs))) - set(edited)) if edited else list(range(len(specs)))
+    drawn = items[at] if edited else items
+    if isinstance(kernels, DrawsMasked):
+        kernels.draw_masked(table, drawn, [_words(i, specs[i], errors) for i in at])
+    else:
+        kernels.draw(table, drawn)
+    if edited:
+        items[at] = drawn
 
 
 def _draw_edited(

@@ -158,3 +158,31 @@ def test_copies_are_the_rows_with_their_masks(dtype, vocab):
             bits = np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little")
             wanted[bits == 0] = -np.inf
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 31, 33, 259, 4097])
+def test_masked_draws_are_those_from_copies_with_the_masks(dtype, vocab):
+    """Also of rows in which only excluded tokens, or allowed ones, are not numbers."""
+    draw = np.random.default_rng(vocab)
+    logits = torch.from_numpy(draw.standard_normal((6, vocab)).astype(np.float32)).to(dtype)
+    logits[4, vocab // 2] = torch.nan
+    words = -(-vocab // 32)
+    kinds = [
+        lambda: None, lambda: draw.integers(-(2**31), 2**31, words).astype(np.int32),
+        lambda: np.zeros(words, np.int32), lambda: np.full(words + 1, -1, np.int32),
+        lambda: np.where(draw.random(words) < 0.3, -1, draw.integers(0, 3, words)).astype(np.int32),
+    ]  # fmt: skip
+    made = items(120, row=np.arange(120) % 6, seed=np.arange(120))
+    made["temperature"] = np.arange(120) // 30 % 2 * 0.8
+    made["top_k"], made["top_p"] = np.arange(120) % 7 // 5 * 3, 1 - np.arange(120) % 11 // 9 * 0.4
+    made["min_p"] = np.arange(120) % 13 // 11 * 0.05
+    masks = [kinds[n % len(kinds)]() for n in range(120)]
+    copies = np.empty((120, vocab), np.float32)
+    ops.copies(logits, made["row"].copy(), masks, copies)
+    wanted = made.copy()
+    wanted["row"] = np.arange(120)
+    ops.draw(torch.from_numpy(copies), wanted)
+    ops.draw(logits, made, masks)
+    assert made["token"].tolist() == wanted["token"].tolist()
+    assert made["status"].tolist() == wanted["status"].tolist()

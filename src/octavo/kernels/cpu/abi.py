@@ -241,7 +241,8 @@ _SAMPLING = {
     "vocab": _I64, "scratch": _POINTER, "scratch_size": _I64, "out_ids": _POINTER,
     "out_values": _POINTER, "out_size": _I64, "logit_bytes": _I64,
 }  # fmt: skip
-DRAW = Arguments("sampling:draw", **_SAMPLING)
+# masks: 0, or int64 [count], for each item 0 or the address of int32 words, one bit for each logit.
+DRAW = Arguments("sampling:draw", **_SAMPLING, masks=_POINTER)
 LOGPROBS = Arguments("sampling:logprobs", **_SAMPLING)
 # rows: int64 [count], of logits; masks: int64 [count], addresses of int32 words, or 0; out: float32
 # [count, vocab].

@@ -26,7 +26,7 @@ from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
 from octavo.kernels.cpu.quantize import INT4, INT8
 from octavo.kernels.dispatch import Ops, reference_ops
-from octavo.kernels.sampling import Items, Logprobs
+from octavo.kernels.sampling import Items, Logprobs, Masks
 
 # Types by the names that options have for them; without "auto", which is another one's.
 _TYPES = {
@@ -129,11 +129,14 @@ class CpuDevice:
     def draw(self, logits: torch.Tensor, items: Items) -> None:
         sampling_call.draw(logits, items)
 
+    def draw_masked(self, logits: torch.Tensor, items: Items, masks: Masks) -> None:
+        sampling_call.draw(logits, items, masks)
+
     def copies(
         self,
         logits: torch.Tensor,
         rows: NDArray[np.int64],
-        masks: Sequence[NDArray[np.int32] | None],
+        masks: Masks,
         out: NDArray[np.float32],
     ) -> None:
         sampling_call.copies(logits, rows, masks, out)

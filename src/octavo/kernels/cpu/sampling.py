@@ -549,11 +549,73 @@ def _bf16_argmax(row):
     return OK, at
 
 
+_NEG_INF_BITS, _BF16_NEG_INF_BITS = np.int32(-0x00800000), np.int16(-0x80)
+
+
+@jit
+def _masked(word, bits, target):
+    """32 logits as float32 bits to `target`; -inf where the word has a 0. Vectorizes."""
+    for i in range(target.size):
+        keep = np.int32(-np.int32(np.int32(word >> np.int32(i)) & np.int32(1)))
+        target[i] = np.int32(bits[i] & keep) | np.int32(_NEG_INF_BITS & ~keep)
+
+
+@jit
+def _masked_bf16(word, bits, target):
+    """The same of bfloat16 bits."""
+    for i in range(target.size):
+        keep = np.int16(-np.int32(np.int32(word >> np.int32(i)) & np.int32(1)))
+        target[i] = np.int16(bits[i] & keep) | np.int16(_BF16_NEG_INF_BITS & ~keep)
+
+
+@jit
+def _copy_bf16(bits, words, target):
+    """A row of bfloat16; -inf where the mask has a 0."""
+    for n in range(words.size):
+        begin, end = 32 * n, min(32 * n + 32, target.size)
+        if words[n] == np.int32(0):
+            target[begin:end] = _BF16_NEG_INF_BITS
+        else:
+            _masked_bf16(words[n], bits[begin:end], target[begin:end])
+
+
+@jit
+def _copy(size, address, logit_bytes, mask, to):
+    target = _ints(to, size)
+    if logit_bytes == 2:
+        halves = _shorts(address, size)
+        for i in range(size):
+            target[i] = np.int32(halves[i]) << np.int32(16)
+    else:
+        whole = _ints(address, size)
+        for i in range(size):
+            target[i] = whole[i]
+    if mask:
+        words = _ints(mask, (size + 31) // 32)
+        for n in range(words.size):
+            part = target[32 * n : min(32 * n + 32, size)]
+            if words[n] == np.int32(0):
+                part[:] = _NEG_INF_BITS
+            elif words[n] != np.int32(-1):
+                _masked(words[n], part, part)
+
+
 @jit
 def _draw_item(a, item, number, scratch, wide):
     size, itemsize = geti(a + _CALL.vocab), geti(a + _CALL.logit_bytes)
     address, temperature = _row_at(a, item), getd(item + _ITEM.temperature)
-    if itemsize == 2 and temperature == 0.0:
+    argmax = itemsize == 2 and temperature == 0.0
+    masks = geti(a + _CALL.masks)
+    mask = geti(masks + 8 * number) if masks else 0
+    if mask:
+        if argmax:
+            words = _ints(mask, (size + 31) // 32)
+            _copy_bf16(_shorts(address, size), words, _shorts(wide, size))
+        else:
+            _copy(size, address, itemsize, mask, wide)
+            itemsize = 4
+        address = wide
+    if argmax:
         status, token = _bf16_argmax(_shorts(address, size))
     else:
         status, token = _draw(
@@ -622,38 +684,6 @@ def _logprob_item(a, item, number, scratch, wide):
 def logprobs() -> Any:
     """Log-probabilities of one token, and of the likeliest, for each item."""
     return _by_items(_logprob_item)
-
-
-_NEG_INF_BITS = np.int32(-0x00800000)
-
-
-@jit
-def _masked(word, bits, target):
-    """32 logits as float32 bits to `target`; -inf where the word has a 0. Vectorizes."""
-    for i in range(target.size):
-        keep = np.int32(-np.int32(np.int32(word >> np.int32(i)) & np.int32(1)))
-        target[i] = np.int32(bits[i] & keep) | np.int32(_NEG_INF_BITS & ~keep)
-
-
-@jit
-def _copy(size, address, logit_bytes, mask, to):
-    target = _ints(to, size)
-    if logit_bytes == 2:
-        halves = _shorts(address, size)
-        for i in range(size):
-            target[i] = np.int32(halves[i]) << np.int32(16)
-    else:
-        whole = _ints(address, size)
-        for i in range(size):
-            target[i] = whole[i]
-    if mask:
-        words = _ints(mask, (size + 31) // 32)
-        for n in range(words.size):
-            part = target[32 * n : min(32 * n + 32, size)]
-            if words[n] == np.int32(0):
-                part[:] = _NEG_INF_BITS
-            elif words[n] != np.int32(-1):
-                _masked(words[n], part, part)
 
 
 def copies() -> Any:
