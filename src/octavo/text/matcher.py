@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _SLICES = [
     *(f"{_CHARACTER}{{1,{most}}}" for most in (1, 2, 4, 6, 8, 10, 15, 20, 30)),
     f"{_CHARACTER}+",
 ]
+_ENCODED, _LONG = 4096, 200  # forced texts that are remembered, and characters of one that is not
 _COMPILED = 64  # grammars that are kept; one of a 2 KB schema has some 100 KB
 
 
@@ -231,12 +233,17 @@ class _Tokens:
         self.eos_token_id = eos_ids[0] if eos_ids else 0
         self.bos_token_id = tokenizer.bos_id
         self._tokenizer = tokenizer
+        self._encode_again = lru_cache(_ENCODED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Asked wherever a grammar forces characters, which are often the same."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
+        return list(self._encode(text) if len(text) > _LONG else self._encode_again(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
         try:
             found = self._tokenizer.encode_inside(text)
         except RequestError:  # it holds half a surrogate pair
-            return []
-        return found if max(found, default=0) < len(self.tokens) else []
+            return ()
+        return tuple(found) if max(found, default=0) < len(self.tokens) else ()
