@@ -16,7 +16,7 @@ from octavo.engine.fake import FakeRunner, hashed
 from octavo.errors import CheckpointError, RequestError
 from octavo.params import SamplingParams
 from octavo.text.grammar import grammar_of
-from octavo.text.matcher import Grammars
+from octavo.text.matcher import Grammars, Matcher
 from octavo.text.tokenizer import load_tokenizer
 
 VOCAB = 300
@@ -105,6 +105,49 @@ def test_company_and_plans_ahead_change_nothing(make, alone, options, ahead):
     assert ask(engine, range(10)) == alone
     if "num_blocks" in options:
         assert engine.stats.preemptions
+
+
+def test_forced_tokens_are_those_that_are_drawn_step_by_step(make, alone, monkeypatch):
+    def steps():
+        engine, count = make(), 0
+        for number in range(10):
+            chosen = params(number)
+            add(engine, str(number), prompt_of(20 + number, number), chosen,
+                grammar=grammar_of(chosen.structured_outputs))  # fmt: skip
+        while engine.has_work():
+            engine.step()
+            count += 1
+        return count
+
+    fewer = steps()
+    monkeypatch.setattr(Matcher, "forced", lambda self: ())
+    assert ask(make(), range(10)) == alone
+    assert fewer < steps()
+
+
+@pytest.mark.parametrize("options", [{"allowed_token_ids": [ord("y"), ord("n")]},
+                                     {"bad_words": ["es"]}])  # fmt: skip
+def test_a_forced_token_that_is_excluded_otherwise_is_left_to_the_sampler(make, options):
+    engine = make()
+    drawn = []
+    engine.executor.next_token = lambda history, spec: drawn.append(spec.position) or ord("y")
+    chosen = SamplingParams(structured_outputs={"choice": ["yes"]}, **options)
+    add(engine, "a", prompt_of(5), chosen, grammar=grammar_of(chosen.structured_outputs))
+    run(engine)
+    assert drawn == [0, 1, 2]
+
+
+def test_forced_tokens_end_where_max_tokens_says(make):
+    for most in (1, 2, 5):
+        engine = make()
+        chosen = SamplingParams(structured_outputs={"choice": ["perhaps"]}, max_tokens=most,
+                                logprobs=1)  # fmt: skip
+        add(engine, "a", prompt_of(5), chosen, grammar=grammar_of(chosen.structured_outputs))
+        (update,) = engine.step()
+        assert bytes(update.token_ids) == b"perhaps"[:most]
+        assert update.finish_reason == "length"
+        assert len(update.logprobs) == most
+        assert [entry.logprobs for entry in update.logprobs[1:]] == [(0.0, 0.0)] * (most - 1)
 
 
 def test_a_request_continues_in_another_engine_after_each_of_its_tokens(make, alone):

@@ -10,6 +10,7 @@ import torch
 from tests import kit
 
 from octavo.core.plan import SampleSpec
+from octavo.core.scheduler import _certain
 from octavo.errors import EngineError
 from octavo.params import SamplingParams
 from octavo.runner import sampler
@@ -680,6 +681,13 @@ def test_a_mask_leaves_only_its_tokens(dtype):
     assert {f.token_id for f in found[3:5]} <= set(allowed)
     assert found[5].token_id == values[5].argmax()
     assert len(found[5].logprobs.token_ids) == 21
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_token_without_alternatives_has_the_logprobs_that_forced_tokens_are_given(count):
+    params = SamplingParams(logprobs=count)
+    (found,) = sample(torch.randn(1, 70), [SampleSpec(params, 1, 0, 0, mask=Mask([65], 70))])
+    assert found.logprobs == _certain(65, count)
 
 
 def test_a_mask_that_fails_or_leaves_nothing_is_an_error_of_its_row():

@@ -7,8 +7,11 @@ import pytest
 from tests import kit
 
 from octavo.errors import EngineError, RequestError
+from octavo.models.files import resolve_tokenizer
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.grammar import grammar_of
+from octavo.text.matcher import Grammars, _Tokens
+from octavo.text.tokenizer import load_tokenizer
 
 VOCAB = 300  # of a head with rows that no token stands for
 
@@ -235,3 +238,66 @@ def test_dates_and_times_that_do_not_exist_do_not_match(grammars, form, valid, i
         for text in (*valid, *invalid):
             found = matcher(grammars, json=schema)
             assert accepts(found, json.dumps(text)) is (text in valid), (text, given)
+
+
+FORCING = (
+    {"json": {"type": "object", "properties": {
+        "block": {"enum": ["a request", "the pool"]}, "été": {"const": "x  y\n"},
+        "count": {"type": "integer"}, "keys": {"type": "string", "maxLength": 9}},
+        "required": ["block", "count"], "additionalProperties": False},
+     "disable_any_whitespace": True},
+    {"choice": ["a request has tokens", "a request lags", "a re"]},
+    {"regex": "(the pool|the request): [0-9]{2} tokens, 漢字[a-z]{2}\\.\n\n\n\tend"},
+    {"grammar": 'start: "<tool>" name "</tool>\\n"\nname: "get_block" | "get_blocks"'},
+)  # fmt: skip
+
+
+def walk(tokenizer, form, seed):
+    """Random texts of a form: at each place the tokens that are forced, and the only ones that the
+    masks there allow."""
+    grammars = Grammars(lambda: tokenizer, tokenizer.vocab_size, [1])
+    draw = np.random.default_rng(seed)
+    compiled = grammars.compile(grammar_of(StructuredOutputsParams(**form))).result()
+    for _ in range(6):
+        found = grammars.matcher(compiled)
+        for _ in range(30):
+            if found.complete:
+                break
+            forced, step, single = [int(i) for i in found.forced()], found.copy(), []
+            while not step.complete and len(only := allowed(step)) == 1:
+                single += only
+                step.advance(single[-1])
+            yield forced, single
+            found.advance(int(draw.choice(sorted(allowed(found)))))
+    grammars.close()
+
+
+def check_forced(tokenizer):
+    count = 0
+    for seed, form in enumerate(FORCING):
+        for forced, single in walk(tokenizer, form, seed):
+            assert single[: len(forced)] == forced
+            assert bool(forced) == bool(single)
+            count += len(forced)
+    assert count > 50
+
+
+@pytest.mark.parametrize("name", ["byte", "spm", "llama"])
+def test_forced_tokens_are_those_that_masks_leave_one_by_one(kinds, name):
+    """Byte-level BPE, SentencePiece BPE, Llama's: where characters are forced, a mask allows none
+    but the tokenizer's own split, so that appending it at once gives the same ids."""
+    check_forced(kinds[name].ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["smollm2", "qwen2.5-coder-0.5b", "gemma3-270m"])
+def test_forced_tokens_of_real_tokenizers(model):
+    check_forced(load_tokenizer(resolve_tokenizer(model, None, None)))
+
+
+def test_a_tokenizer_that_changes_texts_splits_none_of_them(kinds):
+    """Unigrams that normalize: ids of another text would be forced in place of what was."""
+    tokens = _Tokens(kinds["unigram"].ours, 400, [1])
+    for text in ("a request", "x\n\ny", "{", "\u00bd", " the pool"):
+        assert b"".join(tokens.tokens[i] for i in tokens(text)) in (b"", text.encode())
+    assert tokens(" the pool")

@@ -4,6 +4,7 @@ It belongs to a request. Its state is a function of the tokens that the choice h
 needs nothing for preemption, swap or the prefix cache.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.core.plan import TokenMask
@@ -25,6 +26,11 @@ class Constraint(Protocol):
     def steady(self) -> bool:
         """Whether `mask` most likely stays the same object when the choice gains a token, so that
         later tokens may be drawn with it. Those that follow one which changes it do not count."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must follow now, one after the other: at each, the mask would have no other.
+        Need not be all of them."""
         ...
 
     def advance(self, token_id: int) -> None:

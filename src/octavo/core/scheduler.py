@@ -36,6 +36,10 @@ from octavo.errors import (
 )
 from octavo.outputs import FinishReason
 
+_Logprobs = tuple[TokenLogprobs | None, ...]
+# Tokens, their log-probabilities, why they end the request, a stop id of its own, an error.
+_Gain = tuple[tuple[int, ...], _Logprobs, FinishReason | None, int | None, str | None]
+
 
 class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What one choice gained in a step.
@@ -455,7 +459,7 @@ class Scheduler:
         row: PlanRow,
         computed: int,
         tokens: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs | None, ...],
+        logprobs: _Logprobs,
     ) -> Update:
         """Append `tokens`, which `row` drew, up to one that ends the request. `computed`: tokens
         that have KV."""
@@ -472,9 +476,13 @@ class Scheduler:
         error: str | None = None
         used = 0
         if request.constraint is not None:
-            used, reason, stop, error = self._advance_held(request, request.constraint, row, tokens)
-            if used < len(tokens) and reason is None:
-                computed = self._redraw(request)
+            tokens, logprobs, reason, stop, error = self._advance_held(
+                request, request.constraint, row, tokens, logprobs
+            )
+            computed = min(computed, len(request.tokens) - 1)
+            if reason is None and not request.num_in_flight and request.num_computed > computed:
+                self.kv.rewind(request, computed)
+            used = len(tokens)
         else:
             while reason is None and used < len(tokens):
                 token = tokens[used]
@@ -511,33 +519,49 @@ class Scheduler:
         )
 
     def _advance_held(
-        self, request: Request, constraint: Constraint, row: PlanRow, tokens: tuple[int, ...]
-    ) -> tuple[int, FinishReason | None, int | None, str | None]:
-        """Append `tokens` to a request that is held to a form, up to one that ends it, or the first
-        that was drawn before it was known what may follow the token before.
-
-        How many were appended, why it ends, a stop id of its own, and an error.
-        """
-        for count, token in enumerate(tokens):
+        self,
+        request: Request,
+        constraint: Constraint,
+        row: PlanRow,
+        drawn: tuple[int, ...],
+        logprobs: _Logprobs,
+    ) -> _Gain:
+        """Append to a request that is held to a form what `row` drew for it, up to a token that
+        ends it, or one that was drawn before it was known what may follow the token before; then
+        the tokens that must follow."""
+        count, reason, stop, error = 0, None, None, None
+        # Planned ahead of tokens that were forced meanwhile, nothing of it counts.
+        end = row.start + len(row.token_ids) - row.num_drafts
+        stale = row.from_draw is not None and end != len(request.tokens)
+        while not stale and reason is None and count < len(drawn):
             followed = count > 0 or row.from_draw is not None
             if followed and row.samples[count].mask is not constraint.mask():
-                return count, None, None, None
-            request.tokens.append(token)
-            try:
-                constraint.advance(token)
-            except EngineError as error:
-                return count + 1, "error", None, str(error)
-            reason, stop = self._end_of(request)
-            if reason is not None:
-                return count + 1, reason, stop, None
-        return len(tokens), None, None, None
+                break
+            reason, stop, error = self._append_held(request, constraint, drawn[count])
+            count += 1
+        self._any_redrawn = self._any_redrawn or not count
+        tokens, logprobs = drawn[:count], logprobs[:count]
+        forces = reason is None and count == len(drawn) and _may_force(request)
+        while forces and reason is None and (forced := constraint.forced()):
+            for token in forced:
+                if token in request.stop_ids or reason is not None:
+                    forces = False
+                    break
+                reason, stop, error = self._append_held(request, constraint, token)
+                tokens += (token,)
+                logprobs += (_certain(token, request.params.logprobs),)
+        return tokens, logprobs, reason, stop, error
 
-    def _redraw(self, request: Request) -> int:
-        """Let the next token be drawn again; returns the computed tokens."""
-        self._any_redrawn = True
-        computed = len(request.tokens) - 1
-        self.kv.rewind(request, computed)
-        return computed
+    def _append_held(
+        self, request: Request, constraint: Constraint, token: int
+    ) -> tuple[FinishReason | None, int | None, str | None]:
+        """Append one token; why it ends the request, a stop id of its own, and an error."""
+        request.tokens.append(token)
+        try:
+            constraint.advance(token)
+        except EngineError as error:
+            return "error", None, str(error)
+        return *self._end_of(request), None
 
     def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
         """Why `request` ends with the tokens it has, if it does, and a stop id of its own."""
@@ -569,6 +593,20 @@ def _check_limits(kv: KVManager, max_model_len: int, preemption_mode: str) -> No
     if preemption_mode not in get_args(PreemptionMode):
         modes = ", ".join(get_args(PreemptionMode))
         raise ConfigError(f"preemption_mode must be one of {modes}, not {preemption_mode!r}")
+
+
+def _may_force(request: Request) -> bool:
+    """Whether a token that a form forces would be drawn: nothing else excludes tokens."""
+    params = request.params
+    return params.allowed_token_ids is None and not params.bad_words
+
+
+def _certain(token: int, num_logprobs: int | None) -> TokenLogprobs | None:
+    """The log-probabilities of a token without alternatives, as a sampler gives them."""
+    if num_logprobs is None:
+        return None
+    count = 2 if num_logprobs else 1
+    return TokenLogprobs((token,) * count, (0.0,) * count, (1,) * count)
 
 
 def _is_complete(request: Request) -> bool:

@@ -85,6 +85,12 @@ class Matcher:
         """False: each token has a mask of its own."""
         return False
 
+    def forced(self) -> Sequence[int]:
+        """The tokens that must follow: where characters are forced, the library allows none but
+        those of the tokenizer's own split of them."""
+        forced: Sequence[int] = self._state.compute_ff_tokens()
+        return forced
+
     def advance(self, token_id: int) -> None:
         """The text gains a token; the caller's own stop ids are none of it. Raises EngineError for
         one that is not allowed."""
@@ -246,4 +252,8 @@ class _Tokens:
             found = self._tokenizer.encode_inside(text)
         except RequestError:  # it holds half a surrogate pair
             return ()
-        return tuple(found) if max(found, default=0) < len(self.tokens) else ()
+        if max(found, default=0) >= len(self.tokens):
+            return ()
+        # A tokenizer that normalizes, or lacks a character, gives tokens of another text.
+        spelled = b"".join([self.tokens[i] for i in found])
+        return tuple(found) if spelled == text.encode() else ()

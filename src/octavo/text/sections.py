@@ -4,7 +4,7 @@ While the text is free, a token costs the look whether it begins a section; ther
 no mask but where the text may not end yet. What the sections of an answer are is the caller's part.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class SectionMatcher:
     def steady(self) -> bool:
         """Whether the text is free, so that `mask` stays the same up to a trigger."""
         return self._section is None
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must follow."""
+        return () if self._section is None else self._section.forced()
 
     def advance(self, token_id: int) -> None:
         """The text gains a token. Raises EngineError for one that its section does not allow."""

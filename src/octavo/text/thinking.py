@@ -30,6 +30,8 @@ class _Form(Protocol):
 
     def mask(self) -> _Mask | None: ...
 
+    def forced(self) -> Sequence[int]: ...
+
     def advance(self, token_id: int) -> None: ...
 
     def copy(self) -> "_Form": ...
@@ -98,6 +100,12 @@ class BudgetedThinking:
     def steady(self) -> bool:
         """Whether `mask` stays the same until the budget is spent or the form begins."""
         return not self._spent and (self._form is None or self._form.steady)
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must follow."""
+        if self._spent and (self._form is None or self._form.mask() is None):
+            return (self._end.token_ids[self._begun],)
+        return () if self._form is None else self._form.forced()
 
     def advance(self, token_id: int) -> None:
         """The text gains a token. Raises EngineError for one that the form does not allow."""
