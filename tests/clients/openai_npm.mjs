@@ -44,6 +44,22 @@ for (const choice of scored.choices)
   }
 console.log("n=2 with logprobs:", scored.choices[0].logprobs.content.length, "entries");
 
+const turn = { model, input: "Why is the sky blue?", temperature: 0, max_output_tokens: 24 };
+const response = await client.responses.create(turn);
+assert.equal(response.object, "response");
+assert.equal(response.output_text, said);
+assert.equal(response.usage.total_tokens, response.usage.input_tokens + response.usage.output_tokens);
+let told = "", kinds = [];
+for await (const event of await client.responses.create({ ...turn, stream: true })) {
+  assert.equal(event.sequence_number, kinds.length);
+  kinds.push(event.type);
+  if (event.type === "response.output_text.delta") told += event.delta;
+}
+assert.equal(told, said);
+assert.equal(kinds[0], "response.created");
+assert.ok(["response.completed", "response.incomplete"].includes(kinds.at(-1)));
+console.log("response:", kinds.length, "events, the same text,", response.status);
+
 const prompt = "The capital of Italy is";
 const legacy = await client.completions.create({ model, prompt, max_tokens: 4, temperature: 0, logprobs: 1 });
 assert.equal(legacy.object, "text_completion");
