@@ -19,9 +19,13 @@ from typing import Any
 import pytest
 from scripts.docs import ROOT
 
+import fake_engine
+import tool_model
+from octavo import LLM
 from octavo.async_llm import AsyncLLM
 from octavo.cli import run_batch
 from octavo.config import EngineConfig
+from octavo.text.tokenizer import load_tokenizer
 from serving import PYTHONPATH, Server, write_model
 
 EXAMPLES = ROOT / "examples"
@@ -88,6 +92,23 @@ def test_structured_output(fake: Run) -> None:
     assert re.fullmatch(r"planet: .*, (rocky|gas|ice), \d+ moons", planet)
     assert larger in ("larger: yes", "larger: no")
     assert re.fullmatch(r"date: \d{4}-\d\d-\d\d", date)
+
+
+def test_tools_calls_functions_with_arguments_of_their_schemas(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tool_model.write(tmp_path / "hermes")
+
+    def make(model: str, **options: Any) -> LLM:
+        config = EngineConfig(model=str(folder), swap_space=0, **options)
+        return LLM.over(fake_engine.create(config), load_tokenizer(folder), config)
+
+    monkeypatch.setattr("octavo.LLM", make, raising=False)
+    for turns in ("1", "2"):
+        *calls, answer = run("tools", "--turns", turns).splitlines()
+        assert calls
+        assert all(re.fullmatch(r"(in_stock|price)\(\{.*\}\) -> .*", line) for line in calls)
+        assert answer
 
 
 class UnhurriedLLM(AsyncLLM):
