@@ -55,7 +55,7 @@ def test_what_is_no_call_is_content(text):
     assert (found.content, found.calls) == (text, [])
 
 
-@pytest.mark.parametrize("literal", ["x", "1x", "<b>", "'a'", "NaN", "1e999"])
+@pytest.mark.parametrize("literal", ["x", "1x", "<b>", "'a'", "NaN"])
 def test_what_is_no_literal_ends_the_call_there(literal):
     found = parse(f"<|tool_call>call:f{{a:1,b:{literal}}}<tool_call|>", tool())
     assert found.calls == [("f", '{"a": 1, "b": ', False)]

@@ -12,7 +12,6 @@ from octavo.text.markers import Markers
 from octavo.text.tools.base import Call, Tool
 from octavo.text.tools.registry import find
 
-FORMATS = ["pythonic", "llama4_pythonic", "olmo3", "lfm2"]
 PYTHONIC = find("pythonic")
 MARKERS = Markers(transcripts.NoTokens(), ())
 SET = Tool("set", parameters={"properties": {}, "additionalProperties": True})
@@ -44,7 +43,7 @@ def test_literals_become_json(literal, value):
 
 
 @pytest.mark.parametrize(
-    "literal", ["1e999", "nan", "inf", "Infinity", "x", "1x", "1j", "f(2)", "a.b", "*", "-"]
+    "literal", ["nan", "inf", "Infinity", "x", "1x", "1j", "f(2)", "a.b", "*", "-"]
 )
 def test_what_is_no_literal_ends_the_call_there(literal):
     found = parse(f"[set(a=1, b={literal})] and more")
@@ -191,16 +190,6 @@ def test_without_strict_no_schema_is_too_odd_to_read_calls(name, parameters):
     text = tool_format.write([Call("f", {"a": "x"})])
     assert parse(text, tool_format, [tool]).calls == [("f", '{"a": "x"}', True)]
     assert not Calls(tool_format, [tool]).take(text)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("added", [False, True])
-def test_the_grammar_takes_what_is_written(name, added):
-    tool_format = find(name)
-    grammar = Calls(tool_format, list(transcripts.TOOLS.values()), 3, added)
-    for made in transcripts.transcripts(() if added else tool_format.markers):
-        if made.calls:
-            assert not grammar.take(tool_format.write(made.calls))
 
 
 def test_write_is_python():

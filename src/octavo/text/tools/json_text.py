@@ -46,12 +46,15 @@ def integer(text: str) -> str | None:
     return None
 
 
-def number(text: str) -> str | None:
-    """The JSON of what is written as a number; None if it is none, or beyond what a float holds."""
+def number(text: str, finite: bool = True) -> str | None:
+    """The JSON of what is written as a number; None if it is none. finite: also if it is beyond
+    what a float holds. JSON has such numbers, and so may a grammar of JSON."""
     if len(text) > MOST_DIGITS or not _NUMBER.fullmatch(text):
         return None
     if _INTEGER.fullmatch(text):
         return integer(text)
+    if _JSON_NUMBER.fullmatch(text) and not finite:
+        return text
     if not math.isfinite(float(text)):
         return None
     return text if _JSON_NUMBER.fullmatch(text) else repr(float(text))

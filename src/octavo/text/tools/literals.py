@@ -115,7 +115,7 @@ class LiteralParser(SectionParser):
 
     def _scalar(self) -> Steps[str]:
         word = yield from self.run(_WORD, json_text.MOST_DIGITS)
-        found = _WORDS.get(word) or json_text.number(word) or _other_integer(word)
+        found = _WORDS.get(word) or json_text.number(word, finite=False) or _other_integer(word)
         if found is None:
             raise NoCallError
         return found

@@ -72,8 +72,11 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
     for kind, read in _READERS.items():
         if kind in kinds and (found := read(stripped)) is not None:
             return str(found)
-    if stripped == "None" and "null" in kinds and "string" not in kinds:
-        return "null"  # as templates of Python values have it
+    if "string" not in kinds:
+        if stripped == "None" and "null" in kinds:
+            return "null"  # as templates of Python values have it
+        if "number" in kinds and (found := json_text.number(stripped, finite=False)) is not None:
+            return found
     return json_text.string(text)
 
 

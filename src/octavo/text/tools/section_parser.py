@@ -211,6 +211,16 @@ class SectionParser(ABC):
                 raise NoCallError
             yield from self.more()
 
+    def attempt(self, steps: Steps[_T]) -> Steps[_T | None]:
+        """What `steps` reads and makes of it, without telling of it; None where it fails or is cut
+        off, and then nothing is read."""
+        read = self._at - self._start
+        try:
+            return (yield from steps)
+        except (NoCallError, _CutOffError):
+            self._at = self._start + read
+            return None
+
     # For subclasses: what it was.
 
     def body(self) -> None:

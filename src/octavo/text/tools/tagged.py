@@ -5,7 +5,7 @@ comes: agents write whole files in one parameter. The closing tag ends a value, 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from octavo.text.answer import Parser
 from octavo.text.lark import LarkRules
@@ -182,9 +182,25 @@ class TaggedParser(SectionParser):
             yield from self.upto(self._value_ends, text.take, due=True)
             text.end()
             return
+        composite = yield from self.attempt(self._composite(kinds))
+        if composite is not None:
+            self.arguments(composite)
+            return
         pieces: list[str] = []
         yield from self.upto(self._value_ends, pieces.append, due=True)
         self.arguments(json_of("".join(pieces), schema, root))
+
+    def _composite(self, kinds: Collection[str]) -> Steps[str]:
+        """Reads an object or an array and its closing tag. A tag within its strings is text."""
+        yield from self.skip()
+        first = yield from self.peek()
+        if not ((first == "{" and "object" in kinds) or (first == "[" and "array" in kinds)):
+            raise NoCallError
+        pieces: list[str] = []
+        yield from self.json(pieces.append)
+        yield from self.skip()
+        yield from self.expect(self._layout.value_end)
+        return "".join(pieces)
 
 
 class _String:
