@@ -5,6 +5,7 @@ import pytest
 import kit
 from octavo.text.placement import Placement, placement
 from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tools import registry
 
 TURN = "<|{{ m.role }}|>{{ m.content }}<|eot|>"
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
@@ -48,6 +49,11 @@ def only_if(condition, otherwise=""):
 )  # fmt: skip
 def test_templates(tokenizer, template, found):
     assert placement(tokenizer, template) == found
+
+
+def test_tools_may_be_told_in_words(tokenizer):
+    template = ALL.replace(TOOLS, "")
+    assert placement(tokenizer, template, registry.find("hermes", template)).user_after_tool
 
 
 def test_a_model_without_a_template_keeps_nothing(tmp_path):

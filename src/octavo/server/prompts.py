@@ -62,7 +62,7 @@ class PromptEncoder:
     @cached_property
     def placement(self) -> Placement:
         """What the chat template does with messages in unusual places."""
-        return placement(self.tokenizer, self._template)
+        return placement(self.tokenizer, self._template, self.formats.calls)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

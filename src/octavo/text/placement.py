@@ -13,6 +13,7 @@ import msgspec
 from octavo.errors import RequestError
 from octavo.text.chat import encode_chat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools.base import ToolFormat
 
 _CALL = {
     "id": "call00001",  # in the form of the strictest templates
@@ -39,14 +40,22 @@ class Placement(msgspec.Struct, frozen=True):
     user_after_tool: bool
 
 
-def placement(tokenizer: Tokenizer, chat_template: str | None) -> Placement:
-    """What the template does. chat_template: as in `encode_chat`."""
+def placement(
+    tokenizer: Tokenizer, chat_template: str | None, tool_format: ToolFormat | None = None
+) -> Placement:
+    """What the template does. chat_template, tool_format: as in `encode_chat`."""
 
     def keeps(*roles: str, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
         texts = [f"octavo-probe-{number}" for number in range(len(roles))]
         messages = [_message(role, text) for role, text in zip(roles, texts, strict=True)]
         try:
-            prompt = encode_chat(tokenizer, messages, chat_template=chat_template, tools=tools).text
+            prompt = encode_chat(
+                tokenizer,
+                messages,
+                chat_template=chat_template,
+                tools=tools,
+                tool_format=tool_format,
+            ).text
         except RequestError:
             return False
         shown = [
