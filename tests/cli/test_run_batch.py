@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import tool_model
 from fake_engine import EXECUTOR
 from octavo.cli import run_batch
 from octavo.cli.main import command_parser, main
@@ -171,6 +172,23 @@ def test_files_that_cannot_be_read_again_are_refused(run: Run, tmp_path: Path, f
     for name in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path)):
         with pytest.raises(ConfigError, match="is no regular file"):
             run(completion("a"), flags=(flag, name))
+
+
+def test_a_batch_may_have_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    folder = tool_model.write(tmp_path / "hermes")
+    said = f"say [{tool_model.ids(folder, tool_model.call())}]"
+    asked = {"tools": tool_model.TOOLS, "max_tokens": 200}
+    write(tmp_path / "in.jsonl", chat("a", said, **asked), chat("b", **asked, tool_choice="some"))
+    argv = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"),
+            "--model", str(folder), "--swap-space", "0", "--max-model-len", "2048",
+            "--tool-call-parser", "hermes", "--no-load-progress"]  # fmt: skip
+    assert run_batch.run(command_parser("run-batch").parse(argv), EXECUTOR) == 1
+    called, refused = sorted(answers(tmp_path), key=lambda answer: str(answer["custom_id"]))
+    choice = called["response"]["body"]["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == tool_model.ROME
+    assert refused["response"]["body"]["error"]["param"] == "tool_choice"
 
 
 def test_an_engine_that_dies_costs_no_answer(run: Run, tmp_path: Path) -> None:

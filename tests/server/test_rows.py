@@ -5,8 +5,7 @@ through real engine processes; `both` asserts that streamed and whole answers ar
 the whole list, row -> tests over HTTP, streamed and not; a test below holds it to the files.
 
 Not over HTTP, because nothing of the row crosses HTTP: SCH, PFX, MDL rows (beside these tests,
-in tests/core, tests/models, tests/test_same_answer.py); STO and TOL rows, whose fields are
-refused by name (test_protocol: test_every_refused_field_is_refused_by_name_and_may_be_null).
+in tests/core, tests/models, tests/test_same_answer.py).
 """
 
 import collections
@@ -50,6 +49,7 @@ ROWS = {
     "CHT-06": "test_chat", "CHT-07": "test_chat",
     "SEC-01": "test_chat", "SEC-03": "test_models",
     "SCH-06": "test_completions", "SCH-10": "test_chat", "PFX-09": "test_completions",
+    "TOL-01": "test_tools", "TOL-05": "test_tools",
 }  # fmt: skip
 
 PROBABILITIES = {98: 0.5, 99: 0.3, 100: 0.15, 101: 0.05}

@@ -28,7 +28,7 @@ from octavo.text.tools.base import MAX_CALLS, Tool, ToolFormat
 
 MAX_TOOLS = 512
 MAX_SCHEMAS = 2**19  # characters of all tools' schemas
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CHECKED, _LOADED = 64, 256  # grammars and schemas of tools that are remembered
 
 Choice = Literal["none", "auto", "required"]
@@ -246,7 +246,7 @@ def _check_names(tools: Sequence[Tool]) -> None:
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools must be at most {MAX_TOOLS}, not {len(tools)}", "tools")
     for tool in tools:
-        if not _NAME.fullmatch(tool.name):
+        if not TOOL_NAME.fullmatch(tool.name):
             raise RequestError(
                 f"a tool is called {shown(tool.name)}; a name has 1 to 64 of the characters "
                 "a-z A-Z 0-9 _ . -",

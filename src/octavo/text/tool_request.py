@@ -4,19 +4,17 @@ The shapes are those of OpenAI's chat completions; APIs that write tools otherwi
 `tool`. How a model writes its calls is `octavo.text.tools`'s part.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, nearest, shown
+from octavo.text.answer_form import MAX_TOOLS, TOOL_NAME
 from octavo.text.tools.base import Tool
 
-MAX_TOOLS = 512
 Mode = Literal["none", "auto", "required"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES = ("none", "auto", "required")
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -65,7 +63,7 @@ def checked(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
 
 def tool(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
     """One tool, of an object whose fields have these values. where: its path in the body."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise RequestError(
             f"{where}.name must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not {shown(name)}",
             f"{where}.name",
