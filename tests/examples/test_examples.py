@@ -111,6 +111,12 @@ def test_tools_calls_functions_with_arguments_of_their_schemas(
         assert answer
 
 
+def test_reasoning(fake: Run) -> None:
+    found = re.fullmatch(r"reasoning: (.*)\nanswer: (yes|no)\n", fake("reasoning"), re.DOTALL)
+    assert found is not None
+    assert "</think>" not in found[1]
+
+
 class UnhurriedLLM(AsyncLLM):
     """Its engine takes its time for a token, so that a reader on a busy machine keeps up."""
 
