@@ -321,28 +321,30 @@ class SectionParser(ABC):
 class _ContentBuffer:
     """Content, of which white space is held back that may be envelope.
 
-    lead: see `SectionParser`.
+    lead: see `SectionParser`. blank: so far, or since the last call.
     """
 
     def __init__(self, lead: str) -> None:
         self._lead = lead
-        self._held = ""
-        self.blank = True  # so far, or since the last call
+        self._held: list[str] = []
         self._after_call = False
+        self.blank = True
 
     def add(self, text: str) -> str:
         """More content. Returns what of it can be handed on."""
-        text = self._held + text
-        self.blank = self.blank and not text.strip(SPACE)
-        keeps_lead = bool(self._lead) and text.endswith(self._lead)
-        kept = len(text) if self.blank else len(self._lead) if keeps_lead else 0
-        self._held = text[len(text) - kept :]
+        if self.blank and not text.strip(SPACE):
+            self._held.append(text)  # not joined each time: models that go astray write much of it
+            return ""
+        self.blank = False
+        text = "".join(self._held) + text
+        kept = len(self._lead) if self._lead and text.endswith(self._lead) else 0
+        self._held = [text[len(text) - kept :]]
         return text[: len(text) - kept]
 
     def drop(self) -> None:
         """A call begins: what is held back is envelope."""
-        self._held, self.blank, self._after_call = "", True, True
+        self._held, self.blank, self._after_call = [], True, True
 
     def finish(self) -> str:
         """What is held back and yet content."""
-        return "" if self._after_call and self.blank else self._held
+        return "" if self._after_call and self.blank else "".join(self._held)
