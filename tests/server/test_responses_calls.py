@@ -88,6 +88,13 @@ def test_a_call_that_was_cut_off_stays_what_it_was(server):
             assert (item["status"] == "completed") is (item["arguments"] == ROME)
 
 
+@pytest.mark.parametrize("before", ["Hello <to", "Hello <tool_call", "a", ""])
+def test_tol_05_text_before_a_stop_string_is_neither_lost_nor_markup(server, before):
+    found = ask(server, before + "STOP" + call(), stop="STOP")
+    assert brief(found) == [("message", before)]
+    assert found["status"] == "completed"
+
+
 def test_choices_that_make_the_model_call(server):
     def called(**fields):
         found = respond(server, "hi", tools=TOOLS, max_output_tokens=300, **fields)
