@@ -1,8 +1,12 @@
 """Anthropic's Messages API over HTTP: whole and streamed answers, counts, errors, the cache."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from messages_client import answer, both, refused, send, stream, tokens_of
+from octavo.server import messages
 
 MODEL = "scripted"
 
@@ -108,3 +112,44 @@ def test_any_of_the_served_names_will_do(make_server):
     for name in ("claude-sonnet", "claude-haiku"):
         assert answer(server, model=name)["model"] == name
     assert refused(server, 404, model=MODEL)["type"] == "not_found_error"
+
+
+def test_a_stream_that_waits_for_its_first_token_pings(monkeypatch):
+    monkeypatch.setattr(messages, "PING_SECONDS", 0.001)
+    ended = []
+
+    async def run(leave):
+        go = asyncio.Event()
+
+        async def parts():
+            try:
+                await go.wait()
+                yield "first"
+                yield "second"
+            finally:
+                ended.append(leave)
+
+        found = []
+        async with contextlib.aclosing(messages._with_pings(parts())) as stream:
+            async for part in stream:
+                found.append(part)
+                if found == [None, None]:
+                    if leave:
+                        return
+                    go.set()
+        assert [part for part in found if part] == ["first", "second"]
+
+    asyncio.run(run(leave=False))
+    asyncio.run(run(leave=True))
+    assert ended == [False, True]
+
+
+def test_a_stream_without_a_token_ends():
+    async def run():
+        async def parts():
+            return
+            yield
+
+        return [part async for part in messages._with_pings(parts())]
+
+    assert asyncio.run(run()) == []

@@ -4,6 +4,8 @@ One generator of events, sent as they come or folded into one message. What the 
 `server.messages_conversation`'s part, what goes out `server.messages_events`'s.
 """
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TypeVar
@@ -13,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.body import read_body
-from octavo.server.conversation import Conversation, Dialogue, render, start
+from octavo.server.conversation import Conversation, Dialogue, Part, render, start
 from octavo.server.error_shapes import REQUEST_ID, messages_error
 from octavo.server.generation import request_id
 from octavo.server.messages_conversation import conversation, field_names, loosened, sampling
@@ -40,6 +42,7 @@ from octavo.server.protocol import parse
 from octavo.server.service import Service
 from octavo.server.sse import Answer, EventStream, Wire, named_event
 
+PING_SECONDS = 15.0
 BodyT = TypeVar("BodyT", bound=PromptBody)
 
 
@@ -84,6 +87,25 @@ async def _parsed(
     return body, asked
 
 
+async def _with_pings(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part | None, None]:
+    """`parts`; before the first one, None every PING_SECONDS: a long prompt may take minutes, and
+    what is between here and a client may close a connection that is silent."""
+    first = asyncio.ensure_future(anext(parts, None))
+    try:
+        while not first.done():
+            await asyncio.wait({first}, timeout=PING_SECONDS)
+            if not first.done():
+                yield None
+        if (part := first.result()) is not None:
+            yield part
+        async for part in parts:
+            yield part
+    finally:
+        first.cancel()
+        await asyncio.wait({first})
+        await parts.aclose()
+
+
 class _Writer:
     """From a dialogue's events to those of one message."""
 
@@ -96,16 +118,21 @@ class _Writer:
         """The events of a stream."""
         begun = False
         ending = Ending("end_turn", None)
-        async for _, events, output in self._dialogue.events():
-            if not begun:  # now, since the usage says what the cache had
-                begun = True
-                yield MessageStart(self._message())
-                yield Ping()
-            for event in self._blocks.feed(events):
-                yield event
-            if output.finish_reason is not None:
-                calls = self._blocks.calls
-                ending = Ending(*stop_of(output.finish_reason, output.stop_reason, calls))
+        async with contextlib.aclosing(_with_pings(self._dialogue.events())) as parts:
+            async for part in parts:
+                if part is None:
+                    yield Ping()
+                    continue
+                if not begun:  # now, since the usage says what the cache had
+                    begun = True
+                    yield MessageStart(self._message())
+                    yield Ping()
+                _, events, output = part
+                for event in self._blocks.feed(events):
+                    yield event
+                if output.finish_reason is not None:
+                    calls = self._blocks.calls
+                    ending = Ending(*stop_of(output.finish_reason, output.stop_reason, calls))
         for event in self._blocks.finish():
             yield event
         yield MessageDelta(ending, MessageUsage.of(self._dialogue.usage()))
