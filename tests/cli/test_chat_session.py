@@ -15,6 +15,7 @@ from octavo.engine.fake import FakeRunner
 from octavo.errors import ContextLengthError, RequestError
 from octavo.llm import LLM
 from octavo.params import SamplingParams
+from octavo.text.answer import Content
 from octavo.text.chat import encode_chat
 from octavo.text.tokenizer import load_tokenizer
 
@@ -218,6 +219,9 @@ class Prepared:
 
     def encode(self, content):
         return {"prompt_token_ids": encode_chat(self._tokenizer, content).token_ids}
+
+    def reasoning_apart(self, encoded, params):
+        return lambda output: [Content(output.text)]
 
     def check(self, encoded, params):
         admit(Submission("0", tuple(encoded["prompt_token_ids"]), params), self.capabilities)

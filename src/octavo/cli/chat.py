@@ -154,11 +154,13 @@ class Chat:
     def _do(self, line: str, command: tuple[str, str] | None) -> None:
         if command is None:
             if text := message_of(line):
-                self._answer(lambda: self.session.ask(text, self._screen.show))
+                screen = self._screen
+                self._answer(lambda: self.session.ask(text, screen.show, screen.think))
         elif command == ("/regenerate", ""):
             if self.session.params.greedy:
                 self._screen.note("(at temperature 0 the answer is the same again)")
-            self._answer(lambda: self.session.regenerate(self._screen.show))
+            screen = self._screen
+            self._answer(lambda: self.session.regenerate(screen.show, screen.think))
         else:
             self._commands.run(*command)
             if command[0] in ("/clear", "/load"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.errors import RequestError
 from octavo.params import SamplingParams
+from octavo.text.answer import Content, Reasoning
 
 if TYPE_CHECKING:
     from octavo.cli.preparation import Preparation
@@ -32,13 +33,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step adds to an answer; the last piece has a finish reason."""
+    """What one step adds to an answer; the last piece has a finish reason. reasoning: what the
+    model thinks before it answers."""
 
     text: str
     num_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
+    reasoning: str = ""
 
 
 class Backend(Protocol):
@@ -119,15 +122,18 @@ class EngineBackend:
         self, prompt: Prompt, params: SamplingParams, given: frozenset[str]
     ) -> Generator[Piece, None, None]:
         assert self._llm is not None, "load() comes first"
+        read = self._prepared.reasoning_apart(prompt.content, params)
         with contextlib.closing(self._llm.stream(prompt.content, params)) as outputs:
             for output in outputs:
                 if output.error:
                     raise RequestError(output.error)
                 choice = output.outputs[0]
+                events = read(choice)
                 yield Piece(
-                    choice.text,
+                    "".join(event.text for event in events if isinstance(event, Content)),
                     len(choice.token_ids),
                     len(output.prompt_token_ids),
                     output.num_cached_tokens,
                     choice.finish_reason,
+                    "".join(event.text for event in events if isinstance(event, Reasoning)),
                 )

@@ -1,6 +1,8 @@
 """What `octavo chat` shows: answers on standard output, all else on standard error.
 
-On a terminal, both are wrapped and notes are dim; elsewhere they are written as they are.
+On a terminal, both are wrapped and notes are dim; elsewhere they are written as they are. What a
+model thinks before it answers is dim, above the answer; elsewhere it is no part of the answer, and
+goes to standard error.
 Not here: reading (chat_input.py), and what is said (chat.py, chat_commands.py).
 """
 
@@ -20,6 +22,8 @@ class Screen:
         self._err = err
         self._wraps = out.isatty()
         self._dim = colours and err.isatty()
+        self._dims_answers = colours and out.isatty()
+        self._thinking = False
         self.shows_figures = err.isatty()
         self._wrapper = Wrapper(out.write, lambda: columns(out))
         self._open = False  # whether the last line of the answer lacks its end
@@ -32,6 +36,7 @@ class Screen:
             yield
         finally:
             with contextlib.suppress(OSError):  # the terminal may be gone
+                self._end_thinking()
                 if self._wraps:
                     self._wrapper.finish()
                 elif self._open:
@@ -40,6 +45,8 @@ class Screen:
 
     def show(self, text: str) -> None:
         """The next piece of an answer."""
+        if text:
+            self._end_thinking()
         if self._wraps:
             self._wrapper.feed(text)
         else:
@@ -47,6 +54,30 @@ class Screen:
         if text:
             self._open = not text.endswith("\n")
         self._out.flush()
+
+    def think(self, text: str) -> None:
+        """The next piece of the reasoning before it."""
+        if not self._thinking:
+            self._thinking = True
+            if self._dims_answers:
+                self._out.write("\033[2m")
+        if self._wraps:
+            self._wrapper.feed(text)
+            self._out.flush()
+        else:
+            self._err.write(text)
+            self._err.flush()
+
+    def _end_thinking(self) -> None:
+        if not self._thinking:
+            return
+        self._thinking = False
+        if self._wraps:
+            self._wrapper.finish()
+            self._out.write("\033[0m\n" if self._dims_answers else "\n")
+        else:
+            self._err.write("\n")
+            self._err.flush()
 
     def note(self, text: str) -> None:
         """A line of the program's own."""

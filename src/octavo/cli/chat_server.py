@@ -182,17 +182,19 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _piece(chunk: _Fields, counted: int) -> Piece:
     """counted: tokens of the pieces before. The usage at the end corrects what chunks hide."""
-    text, reason = "", None
+    text, thought, reason = "", "", None
     for choice in chunk.get("choices") or ():
-        text += (choice.get("delta") or {}).get("content") or ""
+        delta = choice.get("delta") or {}
+        text += delta.get("content") or ""
+        thought += delta.get("reasoning") or delta.get("reasoning_content") or ""
         reason = choice.get("finish_reason") or reason
     usage = chunk.get("usage")
     if not usage:
-        return Piece(text, 1 if text else 0, finish_reason=reason)
+        return Piece(text, 1 if text or thought else 0, finish_reason=reason, reasoning=thought)
     details = usage.get("prompt_tokens_details") or {}
     tokens = usage.get("completion_tokens", counted) - counted
     prompt, cached = usage.get("prompt_tokens"), details.get("cached_tokens")
-    return Piece(text, tokens, prompt, cached, reason)
+    return Piece(text, tokens, prompt, cached, reason, thought)
 
 
 def _json_value(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """The conversation of `octavo chat`: its turns, what of them fits into the window, its answers.
 
 Not here: anything of the terminal. A caller passes `show`, which gets the text as it is
-generated, and prints what the returned `Reply` says.
+generated, and `think`, which gets the reasoning before it, and prints what the returned `Reply`
+says. Reasoning is part of no turn: templates leave earlier turns' out.
 """
 
 import bisect
@@ -19,9 +20,14 @@ from octavo.params import SamplingParams
 _ANSWER_ROOM = 1024
 
 Show = Callable[[str], None]
+_Shows = tuple[Show, Show]  # of text, of reasoning
 # complete: the model ended it. stopped: Ctrl-C. max_tokens, window: cut by that limit. limit: by
 # one that the user did not set, of a server.
 Ending = Literal["complete", "stopped", "max_tokens", "window", "limit"]
+
+
+def _nowhere(text: str) -> None:
+    """Shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +131,17 @@ class Session:
         self.replies = []
         self._attempts = 0
 
-    def ask(self, text: str, show: Show) -> Reply:
+    def ask(self, text: str, show: Show, think: Show = _nowhere) -> Reply:
         """Answer a message. A turn is kept if its answer has text, also when it was stopped.
 
         Raises RequestError, with the conversation as it was, if the message cannot be answered.
         """
-        reply, first = self._answer(self.turns, text, self.params, show)
+        reply, first = self._answer(self.turns, text, self.params, (show, think))
         self._attempts = 0
         self._keep(self.turns, Turn(text, reply.text), reply, first)
         return reply
 
-    def regenerate(self, show: Show) -> Reply:
+    def regenerate(self, show: Show, think: Show = _nowhere) -> Reply:
         """Answer the last message once more, with another seed.
 
         The former answer is kept until the new one has text. Raises RequestError.
@@ -146,7 +152,7 @@ class Session:
         params = self.params
         if params.seed is not None:
             params = params.with_(seed=(params.seed + self._attempts + 1) % 2**63)
-        reply, first = self._answer(before, last.user, params, show)
+        reply, first = self._answer(before, last.user, params, (show, think))
         self._attempts += 1
         self._keep(before, Turn(last.user, reply.text), reply, first)
         return reply
@@ -158,7 +164,7 @@ class Session:
             self.replies.append(reply)
 
     def _answer(
-        self, before: list[Turn], text: str, params: SamplingParams, show: Show
+        self, before: list[Turn], text: str, params: SamplingParams, show: _Shows
     ) -> tuple[Reply, int]:
         """The reply to `text` after `before`, and the first turn that was sent for it."""
         first = min(self.first, len(before))
@@ -201,7 +207,9 @@ class Session:
         asked = self.params.max_tokens or min(_ANSWER_ROOM, window // 4)
         return max(1, self.params.min_tokens, min(asked, window // 2))
 
-    def _generate(self, prompt: Prompt, params: SamplingParams, show: Show, dropped: int) -> Reply:
+    def _generate(
+        self, prompt: Prompt, params: SamplingParams, show: _Shows, dropped: int
+    ) -> Reply:
         if params.max_tokens is not None and self.backend.window and prompt.num_tokens is not None:
             room = self.backend.window - prompt.num_tokens
             params = params.with_(max_tokens=min(params.max_tokens, room))
@@ -212,7 +220,9 @@ class Session:
             with contextlib.closing(self.backend.stream(prompt, params, self.given)) as pieces:
                 for piece in pieces:
                     record.add(piece)
-                    show(piece.text)
+                    if piece.reasoning:
+                        show[1](piece.reasoning)
+                    show[0](piece.text)
         except KeyboardInterrupt:
             stopped = True
         if stopped:

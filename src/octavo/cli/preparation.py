@@ -1,7 +1,8 @@
 """The engine of a command: its options and its prompts are checked, and only then it is loaded."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo import progress
@@ -12,7 +13,10 @@ from octavo.engine.admission import admit
 from octavo.engine.preflight import check_in_process, check_names, check_options, outlook
 from octavo.engine.requests import RequestMaker, is_conversation
 from octavo.models.files import resolve_tokenizer
+from octavo.outputs import CompletionOutput
 from octavo.params import SamplingParams
+from octavo.text.answer import Content, Event
+from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -53,6 +57,25 @@ class Preparation:
         if is_conversation(content):
             return self._requests.render(content)
         return {"prompt_token_ids": content}
+
+    def reasoning_apart(
+        self, encoded: Encoded, params: SamplingParams
+    ) -> Callable[[CompletionOutput], list[Event]]:
+        """A function that takes the streamed outputs of a conversation's answer apart."""
+        reader = self._requests.reader(encoded.get("prompt", ""), params)
+        if reader is None:
+            return lambda output: [Content(output.text)]
+        ends = {*self.capabilities.limits.eos_token_ids, *(params.stop_token_ids or ())}
+        prompt = encoded["prompt_token_ids"]
+        text = Detokenizer(self._tokenizer, params, prompt, ends, reader.markers)
+
+        def read(output: CompletionOutput) -> list[Event]:
+            text.append(output.token_ids)
+            if output.finished:
+                text.finish()
+            return reader.read(replace(output, text=text.take_delta()))
+
+        return read
 
     def fit(self, encoded: Encoded, params: SamplingParams) -> SamplingParams:
         """`params`, whose `max_tokens` is a default, for a window with less room than that."""

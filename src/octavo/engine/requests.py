@@ -129,6 +129,16 @@ class RequestMaker:
         )
         return Chat(prompt, formats, read, choice, parallel_tool_calls)
 
+    def reader(self, prompt: str, params: SamplingParams) -> AnswerReader | None:
+        """Of the answers to a conversation without tools, whose rendered prompt this is; None if
+        they are nothing but text."""
+        form = self._formats.form(
+            self._tokenizer, prompt, (), ToolChoice(), True, params.structured_outputs
+        )
+        if form is None:
+            return None
+        return AnswerReader(form, self._tokenizer, params.skip_special_tokens)
+
     def _formats_of(self, chat_template: str | None) -> ModelFormats:
         config = self._config
         template = self._tokenizer.chat_templates.get(chat_template or "", chat_template)
