@@ -73,7 +73,7 @@ serving: $(VENV)/.bench ## start, overhead, many clients and an engine crash ove
 	@$(PULL)
 	@$(PY) -m benchmarks.serving --save
 
-clients: $(VENV)/.dev ## third-party clients: OpenAI's npm client, langchain, litellm, guidellm, vLLM's bench, schemathesis
+clients: $(VENV)/.dev ## third-party clients: OpenAI's and Anthropic's, agents' libraries, litellm, guidellm, schemathesis
 	@$(PULL)
 	@$(PY) -m tests.clients.run
 

@@ -3,9 +3,9 @@
     python -m tests.clients.run [NAME...]        (`make clients` runs them all)
 
 Environments are made once, in Octavo's cache folder. A client that cannot be installed here is
-left out, and said so. The server has a key, so every client has to send it; schemathesis and
-Anthropic's client meet the tests' scripted engine, which answers at once, all others the embedded
-model. Exit code 1 if a client found fault. docs/clients.md says what they printed.
+left out, and said so. The server has a key, so every client has to send it; those of SCRIPTED meet
+the tests' scripted engine, which answers at once, all others the embedded model. Exit code 1 if a
+client found fault. docs/clients.md says what they printed.
 """
 
 import contextlib
@@ -42,20 +42,41 @@ VERSIONS = {
     "guidellm": "guidellm==0.8.1",
     "schemathesis": "schemathesis==4.32.5",
     "anthropic": "anthropic==2.14.0",
+    "agents_npm": "ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 @ai-sdk/openai@4.0.118 "
+    "openai@7.59.0 @anthropic-ai/sdk@1.14.0 zod@4.6.7",
+    "langchain": "langchain==1.5.2 langchain-openai==1.7.4",
+    "llama_index": "llama-index-llms-openai-like==0.8.1",
+    "instructor": "instructor==1.17.0",
 }
 
 
 def openai_npm(port: int) -> list[str]:
-    folder = cache_dir() / "peers" / "openai_npm"
+    return [*_node("openai_npm"), _url(port), KEY]
+
+
+def agents_npm(port: int) -> list[str]:
+    return [*_node("agents_npm"), _address(port), KEY]
+
+
+def _node(name: str) -> list[str]:
+    """Runs the script of this name, with the packages that it needs."""
+    folder = cache_dir() / "peers" / name
     folder.mkdir(parents=True, exist_ok=True)
     if not shutil.which("npm"):
-        raise PeerError("openai_npm needs node and npm")
+        raise PeerError(f"{name} needs node and npm")
     if not (folder / "node_modules").exists():
-        wanted = VERSIONS["openai_npm"]
-        run("openai_npm", ["npm", "install", "--silent", "--prefix", str(folder), wanted])
+        wanted = VERSIONS[name].split()
+        run(name, ["npm", "install", "--silent", "--prefix", str(folder), *wanted])
     # node looks for packages beside the script.
-    script = shutil.copy(HERE / "openai_npm.mjs", folder)
-    return ["node", str(script), _url(port), KEY]
+    return ["node", str(shutil.copy(HERE / f"{name}.mjs", folder))]
+
+
+def _agents(name: str) -> Callable[[int], list[str]]:
+    def command(port: int) -> list[str]:
+        python = python_of(name, tuple(VERSIONS[name].split()))
+        return [str(python), str(HERE / "agents.py"), name, _address(port), KEY]
+
+    return command
 
 
 def _library(name: str) -> Callable[[int], list[str]]:
@@ -122,8 +143,12 @@ def schemathesis(port: int) -> list[str]:
     ]  # fmt: skip
 
 
+def _address(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
 def _url(port: int) -> str:
-    return f"http://127.0.0.1:{port}/v1"
+    return f"{_address(port)}/v1"
 
 
 CLIENTS: dict[str, Callable[[int], list[str]]] = {
@@ -136,8 +161,13 @@ CLIENTS: dict[str, Callable[[int], list[str]]] = {
     "vllm_bench": vllm_bench,
     "schemathesis": schemathesis,
     "anthropic": anthropic,
+    "agents_npm": agents_npm,
+    "langchain": _agents("langchain"),
+    "llama_index": _agents("llama_index"),
+    "instructor": _agents("instructor"),
 }
-SCRIPTED = ("schemathesis", "anthropic")
+AGENTS = ("agents_npm", "langchain", "llama_index", "instructor")
+SCRIPTED = ("schemathesis", "anthropic", *AGENTS)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 
 import pytest
-from tests.clients.run import CLIENTS, KEY, anthropic, embedded, scripted
+from tests.clients.run import AGENTS, CLIENTS, KEY, anthropic, embedded, scripted
 
 from octavo.log import cache_dir
 
@@ -23,10 +23,16 @@ def test_a_client_finds_no_fault(name, request):
     check(name, lambda: CLIENTS[name](request.getfixturevalue("port")))
 
 
+@pytest.fixture(scope="module")
+def scripted_port():
+    with scripted() as found:
+        yield found
+
+
 @pytest.mark.slow
-def test_anthropics_client_finds_no_fault_in_what_is_scripted():
-    with scripted() as port:
-        check("anthropic", lambda: anthropic(port))
+@pytest.mark.parametrize("name", ["anthropic", *AGENTS])
+def test_a_client_finds_no_fault_in_what_is_scripted(name, request):
+    check(name, lambda: CLIENTS[name](request.getfixturevalue("scripted_port")))
 
 
 @pytest.mark.slow
