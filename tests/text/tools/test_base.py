@@ -101,6 +101,22 @@ def test_the_grammar_takes_what_is_written(tool_format):
                     assert grammar.take(text) == "", text
 
 
+@EACH_FORMAT
+def test_characters_of_markers_inside_strings_are_text(tool_format):
+    """Where the markers are tokens of the tokenizer, what spells them in a string is none."""
+    _, markers = transcripts.both_markers(tool_format)
+    spelled = "".join(tool_format.markers).replace('"', "'")
+    text = markers.in_text(tool_format.write([Call("get_weather", {"city": "Rome"})]))
+    text = text.replace("Rome", f"x{spelled}y")
+    for pieces in ([text], list(text)):
+        parser = tool_format.parser(transcripts.TOOLS, markers)
+        ((name, arguments, ended),) = transcripts.answer_of(
+            transcripts.events_of(parser, pieces)
+        ).calls
+        assert (name, json.loads(arguments), ended) == (
+            "get_weather", {"city": f"x{spelled}y"}, True)  # fmt: skip
+
+
 REFUSED = [
     Call("get_wether", {"city": "Rome"}), Call("get_weather", {"city": "Rome", "days": "soon"}),
     Call("get_weather", {"days": 3}), Call("now", {"zone": "UTC"}),

@@ -17,4 +17,4 @@ class Qwen3Coder(TaggedFormat):
     markers = ("<tool_call>", "</tool_call>")
 
     def matches(self, template: str) -> bool:
-        return "<function=" in template and "<parameter=" in template
+        return all(word in template for word in ("<tool_call>", "<function=", "<parameter="))
