@@ -1,7 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 
 One generator of events, sent as they come or folded into one message. What the fields mean is
-`server.messages_conversation`'s part, what goes out `server.messages_events`'s.
+in `server.messages_conversation`, what goes out in `server.messages_events`.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from octavo.outputs import FinishReason
-from octavo.server.messages_conversation import TOOL_USE
+from octavo.server.messages_turns import TOOL_USE
 from octavo.server.replies import Maybe, Usage
 from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 

@@ -1,7 +1,8 @@
 """What comes in at Anthropic's Messages API: typed bodies and content blocks.
 
 Names and types are checked here, and that a block may stand where it does. What a conversation
-consists of, and what each field asks for, is `server.messages_conversation`'s part.
+consists of, and what each field asks for, is in `server.messages_turns` and
+`server.messages_conversation`.
 """
 
 from collections.abc import Mapping
