@@ -16,7 +16,7 @@ from octavo.text.matcher import Grammars
 from octavo.text.reasoning import registry as reasoning
 from octavo.text.tokenizer import load_tokenizer
 from octavo.text.tools import registry
-from octavo.text.tools.base import Tool
+from octavo.text.tools.base import Call, Tool
 from octavo.text.tools.harmony import MARKERS
 
 WEATHER = Tool("weather", parameters={"properties": {"city": {"type": "string", "maxLength": 20}},
@@ -440,3 +440,33 @@ def test_calls_that_nothing_opens_begin_an_answer_or_are_text(tmp_path):
         assert model.accepts(form, text), text
     for text in ("[weather(city=1)]", "[weather()]", '[weather(city="Paris")] and'):
         assert not model.accepts(form, text), text
+
+
+NAMED = StructuredOutputsParams(
+    json={"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+          "required": ["name"], "additionalProperties": False}
+)  # fmt: skip
+CITY = {"$ref": "#/$defs/c"}
+BY_REFERENCE = Tool("weather", parameters={"$defs": {"c": {"enum": ["Paris", "Rome"]}},
+                    "properties": {"city": CITY}, "required": ["city"]})  # fmt: skip
+
+
+@pytest.mark.parametrize("format", registry.FORMATS, ids=lambda f: type(f).__name__)
+def test_calls_or_a_form_even_where_both_begin_alike(format, tmp_path):
+    found = Model(tmp_path, format.markers)
+    call = format.write([Call("weather", {"city": "Paris"})])
+    try:
+        for structured, texts in (
+            (NAMED, ['{"name": "weather"}', '{"name": "clock", "n": 3}']),
+            (StructuredOutputsParams(json={"type": "array"}), ["[]", "[1, [2]]"]),
+            (StructuredOutputsParams(choice=["yes", "[w"]), ["yes", "[w"]),
+        ):
+            for parallel in (True, False):
+                either = AnswerForm(tools=(BY_REFERENCE, CLOCK), choice="auto", format=format,
+                                    structured=structured, parallel=parallel)  # fmt: skip
+                assert found.accepts(either, call)
+                assert not found.accepts(either, call.replace("Paris", "Mars"))
+                for text in texts:
+                    assert found.accepts(either, text), text
+    finally:
+        found.grammars.close()

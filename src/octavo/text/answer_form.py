@@ -170,7 +170,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
             form = rules.other(grammar_of(self.structured))
             if self.reasoning is not None and self.reasoning.content:
                 form = f"{rules.literal(self.reasoning.content)} {form}"
-            return form if calls is None else f"({calls.alone(rules)} | {form})"
+            return form if calls is None else f"({calls.alone(rules, beside_form=True)} | {form})"
         return calls.alone(rules) if self._forced else calls.in_text(rules)
 
 
@@ -199,9 +199,11 @@ class _Calls:
         first, *_ = [*markers.parts(self.format.trigger), ""]
         return first if isinstance(first, int) else None
 
-    def alone(self, rules: LarkRules) -> str:
-        """One call or more, and nothing else."""
-        one = rules.rule(f"{self._literal(rules, self.format.begin)}{self._section(rules)}")
+    def alone(self, rules: LarkRules, beside_form: bool = False) -> str:
+        """One call or more, and nothing else. beside_form: or else a text of a given form."""
+        make = self.format.section_beside_json if beside_form else self.format.section
+        section = make(rules, self._enforceable, self._in_section)
+        one = rules.rule(f"{self._literal(rules, self.format.begin)}{section}")
         if self.format.several or self.most == 1:
             return one
         another = rules.rule(f"{self._literal(rules, self.format.separator)}{one}")

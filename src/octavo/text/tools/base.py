@@ -80,6 +80,11 @@ class ToolFormat(ABC):
         """An expression of what follows `begin` in a section, to its end. most: calls, 1 unless
         `several`."""
 
+    def section_beside_json(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        """As `section`, in an answer that may be JSON of another form instead. Where calls begin
+        as JSON does they are `%json` here, of which the lexer tells both apart."""
+        return self.section(rules, tools, most)
+
     def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str | None:
         """Of a format without `begin`: an expression of the texts that no call begins, so that an
         answer may be `section | text_without_calls`. None if there is no such expression."""

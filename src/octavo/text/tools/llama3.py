@@ -1,7 +1,11 @@
 """Llama 3.1 to 3.3, and Llama 4 with its JSON prompt: a bare object with `parameters`."""
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from octavo.text.lark import LarkRules
+from octavo.text.tools.base import Tool
 from octavo.text.tools.json_object import JsonObjectFormat
 
 _PROMPT = re.compile(r'\\?"parameters\\?": dictionary of argument')
@@ -21,3 +25,32 @@ class Llama3Json(JsonObjectFormat):
 
     def matches(self, template: str) -> bool:
         return _PROMPT.search(template) is not None
+
+    def section_beside_json(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str:
+        call = rules.rule(" | ".join(rules.json(self._object(tool)) for tool in tools))
+        more = f" ({rules.literal(self.between)} {call}){{0,{most - 1}}}" if most > 1 else ""
+        return f"{call}{more}"
+
+    def _object(self, tool: Tool) -> Mapping[str, Any]:
+        """The schema of a call."""
+        at = f"#/properties/{self.key}"
+        return {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, self.key: _moved(tool.schema, at)},
+            "required": ["name", self.key],
+            "additionalProperties": False,
+        }
+
+
+def _moved(part: Any, at: str) -> Any:
+    """A schema, or a part of one, that is to stand `at` a place of another: what its references
+    lead to does, too."""
+    if isinstance(part, list):
+        return [_moved(inner, at) for inner in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {name: _moved(inner, at) for name, inner in part.items()}
+    ref = part.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#"):
+        found["$ref"] = at + ref[1:]
+    return found
