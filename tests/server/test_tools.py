@@ -51,7 +51,7 @@ def test_tol_01_calls_are_the_same_streamed_and_whole(server, text, message, rea
 def test_a_call_that_was_cut_off_stays_what_it_was(server):
     text = call()
     size = len(tool_model.ids(server.folder, text))
-    for most in range(1, size):
+    for most in (1, 2, 3, 14, 22, 23, 40, 50, 57, 62, size - 2, size - 1):
         message, reason = both(server, text, max_tokens=most)
         assert reason == "length"
         (arguments,) = [c["arguments"] for c in message.get("tool_calls", [])] or [""]
@@ -303,3 +303,26 @@ def test_a_flag_names_the_format_and_the_start_says_which_it_is(make_server, tmp
     assert server.metric(name, outcome="calls") == 2
     ask(server, "Hello")
     assert server.metric(name, outcome="no_calls") == 1
+
+
+def test_tol_01_the_official_client_puts_a_stream_together(server):
+    import openai  # its import takes a second
+
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    text = f"I look.\n{call()}\n{call('clock', '{}')}"
+    asked = {"model": "hermes", "messages": say(server, text), "tools": tools, "max_tokens": 400}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls]
+        assert calls == [("weather", '{"city": "Rome"}'), ("clock", "{}")]
+    # As a client sends it back, with all fields that it knows.
+    back = [*asked["messages"], whole.message.model_dump()]
+    back += [{"role": "tool", "tool_call_id": c.id, "content": "x"} for c in
+             whole.message.tool_calls]  # fmt: skip
+    reply = server.post(PATH, messages=back, tools=TOOLS, max_tokens=4)
+    assert reply.status_code == 200, reply.text

@@ -23,7 +23,7 @@ def said(turn, thinks):
     return thought + words + first + second
 
 
-@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("thinks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_turn_computes_only_what_is_new(tmp_path, engine_path, thinks):
     template = tool_model.THINKING if thinks else tool_model.TEMPLATE
     folder = tool_model.write(tmp_path / "m", template)

@@ -469,3 +469,14 @@ def test_smollm2_chat_equals_transformers(smollm2: Path, smollm2_reference: Any)
             messages, return_dict=False, add_generation_prompt=True
         )
         assert encode_chat(tokenizer, messages).token_ids == ids
+
+
+def test_reasoning_goes_back_under_each_name_that_templates_have(byte: Any) -> None:
+    names = "{{ messages[1].reasoning }}{{ messages[1].reasoning_content }}"
+    old = names + "{{ messages[1].thinking }}"
+    for thought in ({"reasoning": "hm"}, {"reasoning_content": "hm"}):
+        messages = [user("a"), assistant("b", **thought)]
+        assert encode_chat(byte, messages, chat_template=names).text == "hmhm"
+        assert encode_chat(byte, messages, chat_template=old).text == "hmhmhm"
+    both = assistant("b", reasoning="hm", tool_calls=[CALL])
+    assert encode_chat(byte, [user("a"), both], chat_template=old).text == "hmhm"

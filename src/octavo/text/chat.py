@@ -84,6 +84,8 @@ def encode_chat(
     """
     template = _template(tokenizer, chat_template, tools)
     checked, shown_tools = _messages(messages, template.knows_developer), _objects("tools", tools)
+    if template.reads_thinking:
+        checked = [_with_thinking(message) for message in checked]
     if not template.shows_tools:
         if tool_format is not None:
             checked, shown_tools = told(checked, shown_tools, tool_format), None
@@ -215,6 +217,13 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     for i, call in enumerate(calls):
         _open_arguments(call, f"{where}.tool_calls[{i}]")
     return clean
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """gpt-oss has one place for what comes before a call: text, or else reasoning."""
+    if "reasoning" not in message or (message.get("content") and message.get("tool_calls")):
+        return message
+    return {**message, "thinking": message["reasoning"]}
 
 
 def _check_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -309,7 +309,8 @@ class Template:
 
     shows_tools: it reads the variable `tools`. takes_parts: it goes through the parts of a
     message's content and never asks whether the content is a string, so that it must be given a
-    list. knows_developer: it names the role `developer`.
+    list. knows_developer: it names the role `developer`. reads_thinking: it reads a message's
+    `thinking`, a third name of reasoning.
     """
 
     def __init__(self, source: str) -> None:
@@ -320,6 +321,9 @@ class Template:
         self.takes_parts = _takes_parts(tree)
         self.knows_developer = any(
             constant.value == "developer" for constant in tree.find_all(nodes.Const)
+        )
+        self.reads_thinking = any(
+            attribute.attr == "thinking" for attribute in tree.find_all(nodes.Getattr)
         )
 
     def render(self, variables: Mapping[str, Any], size: int) -> str:
