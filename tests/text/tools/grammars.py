@@ -38,8 +38,8 @@ class Calls:
         tokenizer._ids = {word: _EOS + 1 + i for i, word in enumerate(words)}
         tokenizer.added_tokens = dict.fromkeys(tokenizer._ids.values())  # type: ignore[arg-type]
         self._words = {number: word for word, number in tokenizer._ids.items()}
-        self._markers = Markers(tokenizer, tool_format.markers)  # type: ignore[arg-type]
-        rules = LarkRules(self._markers)
+        self.markers = Markers(tokenizer, tool_format.markers)  # type: ignore[arg-type]
+        rules = LarkRules(self.markers)
         section = tool_format.section(rules, tools, most)
         start = f"{rules.literal(tool_format.begin)} {section}" if tool_format.begin else section
         if text:
@@ -48,10 +48,23 @@ class Calls:
         self._matcher = LLMatcher(_table(words), self.grammar, log_level=0)
         assert not self._matcher.is_error(), (self._matcher.get_error(), rules.text(start))
 
+    def start(self) -> LLMatcher:
+        """The state before the first token."""
+        return self._matcher.deep_copy()
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text, markers spelled."""
+        parts = self.markers.parts(text)
+        return [i for part in parts for i in ([part] if isinstance(part, int) else part.encode())]
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        pieces = (self._words[i].encode() if i in self._words else bytes([i]) for i in ids)
+        return b"".join(pieces).decode()
+
     def take(self, text: str) -> str:
         """What of a text, markers spelled, is refused: "" if it is taken, and may end there."""
         matcher, at = self._matcher.deep_copy(), 0
-        for part in self._markers.parts(text):
+        for part in self.markers.parts(text):
             ids = [part] if isinstance(part, int) else list(part.encode())
             taken = matcher.try_consume_tokens(ids)
             if taken < len(ids):
