@@ -153,3 +153,13 @@ def test_a_stream_without_a_token_ends():
         return [part async for part in messages._with_pings(parts())]
 
     assert asyncio.run(run()) == []
+
+
+def test_a_model_without_a_format_of_calls_can_be_made_to_call(server):
+    tool = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
+    assert "tool_choice 'any'" in refused(server, tools=[tool])["message"]
+    forced = {"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    found = answer(server, max_tokens=100, temperature=0, **forced)
+    assert [block["name"] for block in found["content"]] == ["clock"]
+    counted = send(server, path="/v1/messages/count_tokens", max_tokens=None, **forced)
+    assert counted.json()["input_tokens"] == tokens_of(found)

@@ -93,7 +93,7 @@ def field_names(body: PromptBody) -> Iterator[None]:
         form = (error.param or "").startswith("structured_outputs")
         names = {error.param or "": _form_field(body)} if form else _FIELDS
         with _renamed(names):
-            raise
+            raise type(error)(str(error).replace("'required'", "'any'"), error.param) from None
 
 
 @contextlib.contextmanager
