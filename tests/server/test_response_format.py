@@ -113,6 +113,44 @@ def test_hostile_schemas_slow_nobody_else(server):
     assert texts
 
 
+def chain(count):
+    defs = {str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(count)}
+    return {"$defs": {**defs, str(count): {}}, "$ref": "#/$defs/0"}
+
+
+COSTLY = {
+    "json": [
+        chain(900),
+        {"allOf": [{"type": "string", "pattern": f".*{i:04}.{{20}}"} for i in range(30)]},
+        {"patternProperties": {f"^{i}.*{i}$": {} for i in range(500)}},
+        {"type": "integer", "multipleOf": 10_000_003},
+    ],
+    "regex": ["(" * 20_000 + "a" + ")" * 20_000],
+    "choice": [[str(i) for i in range(10_000)]],
+    "grammar": [
+        "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(4000)) + '\nr4000: "a"',
+        "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40)) + '\nT40: "a"',
+        'root ::= "a"\n' + "\n" * 100_000 + "b",
+    ],
+}
+
+
+def test_forms_that_would_cost_minutes_or_the_process_are_refused_beside_a_stream(server):
+    """Any of them would hold up a thread for minutes, or end the server."""
+    body = {"messages": [USER], "max_tokens": 450}
+    stream = server.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True})
+    with stream as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        for kind, forms in COSTLY.items():
+            for form in forms:
+                param, message = refused(server, structured_outputs={kind: form})
+                assert param == f"structured_outputs.{kind}", message
+                assert len(message) < 500
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert server.http.get("/health").status_code == 200
+
+
 def test_requests_that_wait_for_their_grammar_may_be_aborted(server):
     """The next ones of the engine are served."""
     for i in range(3):
