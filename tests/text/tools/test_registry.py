@@ -66,6 +66,12 @@ def test_templates_that_mention_other_words_have_another_format():
     assert detect("[TOOL_CALLS]f[CALL_ID]1[ARGS]{}") is BY_CLASS["MistralWithIds"]
 
 
+def test_templates_that_show_the_tools_alone_have_a_format():
+    assert detect("{{ 'List of tools: ' + tools | tojson }}") is BY_CLASS["Lfm2"]
+    assert detect("{{ 'List of tools: <|tool_list_start|>[' }}") is BY_CLASS["Lfm2"]
+    assert detect("{# List of tools: {{ tools }} <tool_call>{} #}") is BY_CLASS["Hermes"]
+
+
 def test_formats_are_found_by_name_and_alias():
     for one in FORMATS:
         for name in (one.name, *one.aliases):

@@ -10,6 +10,7 @@ class Lfm2(PythonicFormat):
     markers = ("<|tool_call_start|>", "<|tool_call_end|>")
 
     def matches(self, template: str) -> bool:
-        # Most of its templates have the tools, and calls only as the content of a message.
-        words = ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ")
-        return any(word in template for word in words)
+        if "<|tool_call_start|>" in template or "<|tool_list_start|>" in template:
+            return True
+        # Some of its templates have the tools alone: calls are the content of a message.
+        return "List of tools: " in template and "<tool_call>" not in template
