@@ -4,6 +4,7 @@ import json
 import random
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from tests import kit
@@ -470,3 +471,41 @@ def test_calls_or_a_form_even_where_both_begin_alike(format, tmp_path):
                     assert found.accepts(either, text), text
     finally:
         found.grammars.close()
+
+
+@pytest.mark.parametrize("how", ["tokens", "characters"])
+@pytest.mark.parametrize("format", reasoning.FORMATS, ids=lambda f: f.name)
+def test_an_answer_has_its_form_behind_reasoning_of_each_format(format, how, tmp_path):
+    found = Model(tmp_path, format.markers if how == "tokens" else [])
+    yes = StructuredOutputsParams(choice=["yes", "no"])
+    try:
+        for begin in format.begins:
+            for end in format.ends:
+                for inside in (False, True):
+                    form = AnswerForm(structured=yes, reasoning=format, in_reasoning=inside)
+                    text = f"{'' if inside else begin}Hm. [1] <a>{end}"
+                    for answer, right in (("yes", True), ("perhaps", False), ("", False)):
+                        whole = f"{text}{format.content}{answer}"
+                        assert found.accepts(form, whole) == right, whole
+                    events = found.read(form, f"{text}{format.content}yes")
+                    assert events == [Reasoning("Hm. [1] <a>"), Content("yes")]
+    finally:
+        found.grammars.close()
+
+
+def test_schemas_of_tools_are_bounded_each_and_together(model):
+    def tool(name, size):
+        return Tool(name, parameters={"description": "x" * size})
+
+    with pytest.raises(RequestError, match=r"'big': .* at most 131072 .* strict: false") as caught:
+        form("required", (CLOCK, tool("big", 2**17))).grammar(model.tokenizer)
+    assert caught.value.param == "tools"
+    many = tuple(tool(f"t{i}", 100_000) for i in range(6))
+    with pytest.raises(RequestError, match="at most 524288 characters together"):
+        form("auto", many).grammar(model.tokenizer)
+    costly = [{"type": "string", "pattern": f".*{i:04}.{{20}}"} for i in range(30)]
+    slow = Tool("slow", parameters={"properties": {"a": {"allOf": costly}}})
+    with pytest.raises(RequestError, match="'slow': its schema is too complex"):
+        form("required", (slow,)).grammar(model.tokenizer)
+    free = tuple(msgspec.structs.replace(t, strict=False) for t in (*many, slow))
+    assert form("required", free).grammar(model.tokenizer)

@@ -299,13 +299,13 @@ def _enforceable(tool: Tool, text: str) -> Tool:
 def _loaded(text: str) -> tuple[Mapping[str, Any] | None, str]:
     """A schema of arguments, checked; or None and why it cannot be enforced."""
     if len(text) > MAX_CHARACTERS:
-        return None, f"parameters must have at most {MAX_CHARACTERS} characters, not {len(text)}"
+        return None, f"its schema must have at most {MAX_CHARACTERS} characters, not {len(text)}"
     try:
-        schema = json_schema.load(text, "parameters")
+        schema = json_schema.load(text, "its schema")
         if schema["type"] != "object":
-            return None, f"parameters must be of type 'object', not {shown(schema['type'])}"
+            return None, f"its schema must be of type 'object', not {shown(schema['type'])}"
         rules = LarkRules()
-        check(rules.grammar(rules.json(schema)), "parameters")
+        check(rules.grammar(rules.json(schema)), "its schema")
     except RequestError as error:
         return None, str(error)
     return schema, ""
