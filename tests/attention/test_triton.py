@@ -6,7 +6,7 @@ import torch
 
 from octavo.attention.base import AttentionSpec
 from octavo.attention.triton import WorkLists, plan, tiles
-from octavo.kernels.gpu.attention import SPLIT_KEYS
+from octavo.attention.triton_cache import SPLIT_KEYS
 
 ROWS = [(1, 1), (1, 256), (1, 257), (1, 900), (3, 700), (0, 0), (4, 4), (40, 40), (129, 1000)]
 

@@ -17,7 +17,7 @@ from octavo.core.plan import NOT_DRAWN, BlockCopy, PlanRow, SampleSpec, StepPlan
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.kernels.cpu.device import CpuDevice
 from octavo.params import SamplingParams
-from octavo.runner import model_runner
+from octavo.runner import model_runner, step_memory
 from octavo.runner.memory import GIB
 from octavo.runner.model_runner import ModelRunner, resolve_dtype
 from octavo.runner.promises import Promises
@@ -282,9 +282,9 @@ def test_drafts_are_verified_by_the_draws(runner, monkeypatch):
         drafts = [*plain[:right], *[(plain[right] + 1) % 250] * (3 - right)]
         samples = [msgspec.structs.replace(GREEDY, position=n, offset=3 - n) for n in range(4)]
         drafted = row("a", [19, *drafts], (1, 2), start=19, samples=samples)
-        for size in (model_runner._LOGITS_AT_ONCE, 2 * runner.limits.vocab_size):
+        for size in (step_memory.LOGITS_AT_ONCE, 2 * runner.limits.vocab_size):
             with monkeypatch.context() as patch:
-                patch.setattr(model_runner, "_LOGITS_AT_ONCE", size)
+                patch.setattr(step_memory, "LOGITS_AT_ONCE", size)
                 found = tokens_of(runner.execute(StepPlan(6, (other, drafted, third))))
             assert found == {"a": (tuple(plain[: right + 1]),), **expected}
 
@@ -332,7 +332,7 @@ def test_logits_in_parts_give_what_all_at_once_gives(runner, monkeypatch):
     targets = row("p", range(20), (7, 8), num_prompt_logprobs=2, prompt_targets=tuple(range(1, 20)))
     plan = StepPlan(1, (*rows, targets))
     whole = runner.execute(plan)
-    monkeypatch.setattr(model_runner, "_LOGITS_AT_ONCE", 2 * runner.limits.vocab_size)
+    monkeypatch.setattr(step_memory, "LOGITS_AT_ONCE", 2 * runner.limits.vocab_size)
     assert runner.execute(plan) == whole
     assert len(whole.rows[-1].prompt_logprobs) == 19
 

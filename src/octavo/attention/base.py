@@ -138,8 +138,8 @@ class HoldsStaticMemory(Protocol):
         ...
 
 
-class AttentionBackend(Protocol):
-    """One implementation. Instances hold scratch space only, never a request's state."""
+class CacheLayout(Protocol):
+    """The part of a backend that says what memory its cache takes."""
 
     name: str
     capabilities: Capabilities
@@ -149,6 +149,10 @@ class AttentionBackend(Protocol):
     ) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of one layer's cache tensor, block as its first dimension."""
         ...
+
+
+class AttentionBackend(CacheLayout, Protocol):
+    """One implementation. Instances hold scratch space only, never a request's state."""
 
     def write(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata

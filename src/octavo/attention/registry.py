@@ -1,12 +1,12 @@
 """Names of attention backends, the rule behind "auto", and the check of what a backend can do."""
 
 import importlib
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar, cast
 
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionSpec
+from octavo.attention.base import AttentionBackend, AttentionSpec, CacheLayout
 from octavo.errors import ConfigError, nearest, triton_needed
 
 # Name -> module and class, imported on demand.
@@ -15,6 +15,8 @@ _BUILT_IN = {
     "torch": "octavo.attention.torch_ref:TorchAttention",
     "triton": "octavo.attention.triton:TritonAttention",
 }
+# Where the memory of a backend is known without what computes it.
+_LAYOUTS = {"triton": "octavo.attention.triton_cache:TritonCache"}
 # Computes any model, on any device.
 _PLAIN = "torch"
 # Names of KV cache dtypes; of two names for one dtype the first is shown.
@@ -26,6 +28,7 @@ KV_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
+LayoutT = TypeVar("LayoutT", bound=CacheLayout)
 # The only table that changes at run time, through `register_attention_impl`.
 _registered: dict[str, type[AttentionBackend]] = {}
 
@@ -70,14 +73,41 @@ def create(
     for an unknown name (listing the known ones) and for a request beyond the backend's
     capabilities (naming them).
     """
+    return _first(name, device, dtype, specs, block_size, kv_dtype, order, _find)()
+
+
+def create_layout(
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    specs: Iterable[AttentionSpec] = (),
+    block_size: int | None = None,
+    kv_dtype: torch.dtype | None = None,
+    order: Sequence[str] = ("cpu", "torch"),
+) -> CacheLayout:
+    """As `create`, but only the part that says what memory the cache takes, which is there on any
+    machine."""
+    return _first(name, device, dtype, specs, block_size, kv_dtype, order, _find_layout)()
+
+
+def _first(
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    specs: Iterable[AttentionSpec],
+    block_size: int | None,
+    kv_dtype: torch.dtype | None,
+    order: Sequence[str],
+    find: Callable[[str], type[LayoutT]],
+) -> type[LayoutT]:
     specs = list(specs)
     wanted = order if name == "auto" else [name]
     reasons: list[str] = []
     for candidate in wanted:
-        impl = _find(candidate)
+        impl = find(candidate)
         found = _objections(impl, device, dtype, specs, block_size, kv_dtype or dtype)
         if not found:
-            return impl()
+            return impl
         reasons.append(f"{candidate}: {'; '.join(found)}")
     message = f"attention_impl {name!r} cannot serve this model. {' | '.join(reasons)}"
     if _PLAIN not in wanted and not _objections(
@@ -94,14 +124,23 @@ def _find(name: str) -> type[AttentionBackend]:
         raise ConfigError(
             f"unknown attention_impl {name!r}; known: {', '.join(names())}{nearest(name, names())}"
         )
-    module, _, attribute = _BUILT_IN[name].partition(":")
     with triton_needed(f"attention_impl {name!r}"):
-        imported = importlib.import_module(module)
-    return cast("type[AttentionBackend]", getattr(imported, attribute))
+        return cast("type[AttentionBackend]", _imported(_BUILT_IN[name]))
+
+
+def _find_layout(name: str) -> type[CacheLayout]:
+    if name in _LAYOUTS and name not in _registered:
+        return cast("type[CacheLayout]", _imported(_LAYOUTS[name]))
+    return _find(name)
+
+
+def _imported(place: str) -> object:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _objections(
-    impl: type[AttentionBackend],
+    impl: type[CacheLayout],
     device: str,
     dtype: torch.dtype,
     specs: list[AttentionSpec],

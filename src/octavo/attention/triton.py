@@ -7,7 +7,7 @@ list a row is on depends on that row alone, so a row's result does not depend on
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,16 +18,15 @@ import triton
 from octavo.attention.base import (
     AttentionMetadata,
     AttentionSpec,
-    Capabilities,
     HeadNorms,
     HostLengths,
 )
+from octavo.attention.triton_cache import CODES, SPLIT_KEYS, TritonCache, static_lines
 from octavo.kernels.gpu import attention as kernels
 from octavo.kernels.gpu import cache as cache_kernels
 from octavo.kernels.gpu.attention import (
     ITEM_FIELDS,
     JOIN_FIELDS,
-    SPLIT_KEYS,
     Tile,
 )
 from octavo.kernels.gpu.matmul import is_wide
@@ -36,8 +35,7 @@ from octavo.kernels.gpu.staging import Staging, copies_of
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 _Kind = tuple[int, AttentionSpec]  # of layers: the KV group, and the spec
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_FORMS = {torch.int8: cache_kernels.INT8, torch.float8_e4m3fn: cache_kernels.FP8}
+_FORMS = dict(zip(CODES, (cache_kernels.INT8, cache_kernels.FP8), strict=True))
 # Programs for each multiprocessor: two small tiles hide the latency of each other's loads.
 _PROGRAMS = {"split": 4, "whole": 1, "joins": 8}
 
@@ -45,8 +43,6 @@ _PROGRAMS = {"split": 4, "whole": 1, "joins": 8}
 # alignment of its arguments; and of all lengths, before the lists.
 _COUNT, _HEADER = 4, 16
 
-# Floats of partial results of captured steps, 256 MiB; a step with more is not replayed.
-_MOST_PARTIALS = 2**26
 # Kinds of layers whose launches are remembered: they are asked for at each layer of a step.
 _KINDS = 64
 # Heads that one program rotates and stores.
@@ -183,7 +179,7 @@ class _StaticWork:
     def __init__(self, meta: AttentionMetadata, spec: AttentionSpec, tokens: int) -> None:
         device = meta.block_tables.device
         group, per_line = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads * spec.head_dim
-        self._lines = _static_lines(spec, tokens, meta.max_blocks * meta.block_size)
+        self._lines = static_lines(spec, tokens, meta.max_blocks * meta.block_size)
         # The split items come last, so that only those in use are copied.
         self._capacity = {"joins": tokens, "whole": tokens, "split": tokens + self._lines // group}
         sizes = [tokens * JOIN_FIELDS, tokens * ITEM_FIELDS, self._capacity["split"] * ITEM_FIELDS]
@@ -225,33 +221,18 @@ class _StaticWork:
         )  # fmt: skip
 
 
-class TritonAttention:
+class TritonAttention(TritonCache):
     """Paged attention on NVIDIA GPUs of compute capability 8.0 or newer."""
 
-    name = "triton"
-    capabilities = Capabilities(
-        dtypes=_FLOATS,
-        kv_dtypes=(*_FLOATS, *_FORMS),
+    capabilities = replace(
+        TritonCache.capabilities,
         devices=("cuda", "cpu") if triton.knobs.runtime.interpret else ("cuda",),
-        head_dims=tuple(range(8, 257, 8)),
-        block_sizes=(8, 16, 32, 64, 128),
-        graph_safe=True,
-        padding_slot=-1,
-        block_strides=True,
-        sinks=True,
     )
 
     def __init__(self) -> None:
         self._work: dict[_Kind, _Work] = {}
         self._static: dict[_Kind, _StaticWork] = {}
         self._staging: Staging | None = None
-
-    def kv_layout(
-        self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_dtype: torch.dtype
-    ) -> tuple[tuple[int, ...], torch.dtype]:
-        """See AttentionBackend.kv_layout."""
-        size = block_size * (spec.head_dim + (4 if kv_dtype in _FORMS else 0))
-        return (num_blocks, 2, spec.num_kv_heads, size), kv_dtype
 
     def write(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
@@ -345,11 +326,6 @@ class TritonAttention:
             )  # fmt: skip
         return out
 
-    def static_bytes(self, spec: AttentionSpec, tokens: int, longest: int) -> int:
-        """See HoldsStaticMemory; without the lists, which are small."""
-        lines = _static_lines(spec, tokens, longest)
-        return 4 * lines * spec.num_kv_heads * (spec.head_dim + 2)
-
     def prepare_replay(
         self,
         meta: AttentionMetadata,
@@ -415,13 +391,6 @@ class TritonAttention:
             torch.empty(lines * 2, dtype=torch.float32, device=device),
             frozenset(name for name, part in parts.items() if len(part)),
         )
-
-
-def _static_lines(spec: AttentionSpec, tokens: int, longest: int) -> int:
-    """Lines of partial results of captured steps."""
-    group, pieces = spec.num_heads // spec.num_kv_heads, -(-longest // SPLIT_KEYS)
-    most = max(1, _MOST_PARTIALS // (spec.num_kv_heads * spec.head_dim))
-    return min(tokens * pieces * group, most)
 
 
 def _views(cache: torch.Tensor, decode: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

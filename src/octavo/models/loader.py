@@ -7,7 +7,7 @@ Each step is another file's: `models.files` finds, `checkpoint` opens, `models.c
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -52,8 +52,12 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 _BITS = {INT8: 8, INT4: 4, FP8: 8}  # at least, of a value of a product's weight
 
 
-class LoadingDevice(Protocol):
-    """What a model is loaded onto and built with."""
+# The opened model, what it is, and the longest sequence that positions are prepared for.
+Description = tuple[Checkpoint, ModelSpec, int]
+
+
+class QuantizingDevice(Protocol):
+    """What a model's outline depends on."""
 
     @property
     def name(self) -> str:
@@ -61,13 +65,17 @@ class LoadingDevice(Protocol):
         ...
 
     @property
-    def torch_device(self) -> str:
-        """As torch knows it."""
-        ...
-
-    @property
     def quantization(self) -> Collection[str]:
         """Methods (`quant.base.METHODS`) in which `products` multiplies quantized weights."""
+        ...
+
+
+class LoadingDevice(QuantizingDevice, Protocol):
+    """What a model is loaded onto and built with."""
+
+    @property
+    def torch_device(self) -> str:
+        """As torch knows it."""
         ...
 
     @property
@@ -98,12 +106,13 @@ class UploadingDevice(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model of which everything is known and checked but its weights.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a model's description tells of it, on a kind of device.
 
     window: the longest sequence that positions are prepared for. group: the ranks that compute it
-    together; sizes are those of this one's part.
+    together; sizes are those of this one's part. checkpoint: without tensors where only a
+    description is there.
     """
 
     checkpoint: Checkpoint
@@ -111,7 +120,6 @@ class Prepared:
     window: int
     architecture: type[Decoder]
     quantization: QuantConfig
-    backend: AttentionBackend
     dtype: torch.dtype
     group: Group = SINGLE
 
@@ -123,29 +131,50 @@ class Prepared:
     @property
     def weight_bytes(self) -> int:
         """The least that the weights take once they are loaded."""
-        return self._weight_bytes(Shard.of(self.group))
+        return sum(self.parameter_bytes().values())
 
-    def _weight_bytes(self, shard: Shard) -> int:
-        shapes = self._shapes(shard)
+    def parameter_bytes(self, shard: Shard | None = None) -> dict[str, int]:
+        """The same of each parameter; of a quantized checkpoint, by the names of stored tensors.
+
+        shard: None: of this rank.
+        """
+        shapes = self._shapes(Shard.of(self.group) if shard is None else shard)
         if self.spec.quantization is not None and self.quantization.default != NONE:
             return self._stored_bytes(shapes)
         products = self.architecture.product_weights(self.spec)
         bits = min(_BITS.get(method, self._bits) for method in self.quantization.methods)
-        return sum(
-            math.prod(shape) * (bits if name in products else self._bits) // 8
+        return {
+            name: math.prod(shape) * (bits if name in products else self._bits) // 8
             for name, shape in shapes.items()
-        )
+        }
 
-    def _stored_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    def _stored_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Of parameters of these shapes, as they are stored, in whatever parts."""
+        if not self.checkpoint.tensors:
+            return self._bytes_in_parts(shapes)
         whole = self.architecture.parameter_shapes(self.spec)
-        total = 0
+        found: dict[str, int] = {}
         for stored, tensor in self.checkpoint.tensors.items():
             name = self.architecture.parameter_name(self.spec, stored) or ""
             parameter = name if name in shapes else f"{name.rpartition('.')[0]}.weight"
             of, all_of = (math.prod(s.get(parameter, ())) for s in (shapes, whole))
-            total += tensor.num_bytes * of // max(1, all_of)
-        return total
+            found[stored] = tensor.num_bytes * of // max(1, all_of)
+        return found
+
+    def _bytes_in_parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """The same by the checkpoint's format alone, with scales as they are once read."""
+        form, products = self.spec.quantization, self.architecture.product_weights(self.spec)
+        head = self.architecture.HEAD  # which quantizers leave as it is
+        found: dict[str, int] = {}
+        for name, shape in shapes.items():
+            if form is None or name not in products or name == head:
+                found[name] = math.prod(shape) * self._bits // 8
+                continue
+            parts = form.parts(shape).values()
+            found[name] = sum(
+                math.prod(part.shape) * part.dtype.itemsize for part in parts if part.needed
+            )
+        return found
 
     def _shapes(self, shard: Shard) -> dict[str, tuple[int, ...]]:
         shapes = self.architecture.parameter_shapes(self.spec)
@@ -162,12 +191,19 @@ class Prepared:
         return (
             self_contained
             and self.quantization.default == NONE
-            and (2 * stored < self._weight_bytes(WHOLE))
+            and (2 * stored < sum(self.parameter_bytes(WHOLE).values()))
         )
 
     @property
     def _bits(self) -> int:
         return 8 * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(Outline):
+    """A model of which everything is known and checked but its weights."""
+
+    backend: AttentionBackend
 
 
 def prepare(
@@ -179,17 +215,32 @@ def prepare(
     Raises ModelNotFoundError, CheckpointError or ConfigError when something is missing, damaged or
     unknown, or the size of `group` does not divide the model. Nothing is communicated here.
     """
-    checkpoint, spec, window = describe(config)
+    found = outline(describe(config), config, device, dtype, group)
+    backend = attention_registry.create(
+        config.attention_impl, device.torch_device, dtype, found.attention_specs,
+        config.block_size, kv_dtype(config, dtype), device.attention_order,
+    )  # fmt: skip
+    known = {item.name: getattr(found, item.name) for item in fields(found)}
+    return Prepared(**known, backend=backend)
+
+
+def outline(
+    description: Description,
+    config: EngineConfig,
+    device: QuantizingDevice,
+    dtype: torch.dtype,
+    group: Group = SINGLE,
+) -> Outline:
+    """What is known of a model that `describe` has found. Raises as `prepare`."""
+    checkpoint, spec, window = description
     architecture = registry.decoder_class(spec.family)
     quantization = _quantization(config, spec, architecture.components(spec), device)
     if group.size > 1:
         _check_size(config.model, checkpoint, spec, architecture, quantization, group.size)
-    backend = attention_registry.create(
-        config.attention_impl, device.torch_device, dtype,
-        local_attention(architecture.describe_attention(spec), group.size),
-        config.block_size, kv_dtype(config, dtype), device.attention_order,
+    return Outline(
+        checkpoint=checkpoint, spec=spec, window=window, architecture=architecture,
+        quantization=quantization, dtype=dtype, group=group,
     )  # fmt: skip
-    return Prepared(checkpoint, spec, window, architecture, quantization, backend, dtype, group)
 
 
 def load_model(
@@ -240,12 +291,17 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
     return model
 
 
-def describe(config: EngineConfig) -> tuple[Checkpoint, ModelSpec, int]:
+def describe(config: EngineConfig) -> Description:
     """The opened model that `config` names, what it is, and the longest sequence that positions
     are prepared for. No weight is read, and nothing is made whose size only a file vouches for.
     """
     checkpoint = resolve(config.model, config.revision).open()
-    spec = _with_ids(config, checkpoint, load_spec(checkpoint))
+    return described(config, checkpoint, load_spec(checkpoint))
+
+
+def described(config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec) -> Description:
+    """`spec` with what `config` says of the model, and the window."""
+    spec = _with_ids(config, checkpoint, spec)
     return checkpoint, spec, _window(config, spec, checkpoint)
 
 
@@ -270,7 +326,7 @@ def _with_ids(config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec) -> 
 
 
 def _quantization(
-    config: EngineConfig, spec: ModelSpec, components: Sequence[str], device: LoadingDevice
+    config: EngineConfig, spec: ModelSpec, components: Sequence[str], device: QuantizingDevice
 ) -> QuantConfig:
     """What the options and the checkpoint ask for. Raises ConfigError where they disagree, or ask
     for what the device does not have."""
@@ -331,7 +387,7 @@ def _groups(
         parts = {} if form is None else form.parts(shapes[name])
         # One of a format's parts may itself be called "weight".
         further = {name.removesuffix("weight") + ending for ending in parts.keys() - {"weight"}}
-        if stored.isdisjoint(further):
+        if checkpoint.tensors and stored.isdisjoint(further):
             parts = {}  # stored as floats, which any cut may divide
         for part in parts.values():
             _, each = (part.inputs if cut.kind == "row" else part.outputs) or (0, 1)

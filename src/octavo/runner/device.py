@@ -23,8 +23,26 @@ from octavo.models.loader import LoadingDevice
 from octavo.runner.memory import DeviceMemory
 
 
+class ComputesIn(Protocol):
+    """The types in which a device computes."""
+
+    @property
+    def name(self) -> str:
+        """As `octavo.devices` knows it."""
+        ...
+
+    @property
+    def dtypes(self) -> Collection[torch.dtype]:
+        """What weights and activations may be; any other dtype is computed in float32."""
+        ...
+
+    def default_dtype(self) -> torch.dtype:
+        """What `dtype="auto"` stands for."""
+        ...
+
+
 @runtime_checkable
-class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
+class Device(LoadingDevice, ComputesIn, SamplingKernels, StepCapture, Protocol):
     """One device of an engine.
 
     From `LoadingDevice` it inherits what a model is built with: `name`, `torch_device`,
@@ -37,21 +55,12 @@ class Device(LoadingDevice, SamplingKernels, StepCapture, Protocol):
         """Whether the device computes in host memory, so that a swap pool reduces its memory."""
         ...
 
-    @property
-    def dtypes(self) -> Collection[torch.dtype]:
-        """What weights and activations may be; any other dtype is computed in float32."""
-        ...
-
     def start(self) -> None:
         """Start slow work that is needed last, such as compiling, in parallel with the load."""
         ...
 
     def warm_up(self) -> None:
         """Finish that work: no later request waits for a compiler."""
-        ...
-
-    def default_dtype(self) -> torch.dtype:
-        """What `dtype="auto"` stands for."""
         ...
 
     def loading(self) -> AbstractContextManager[None]:

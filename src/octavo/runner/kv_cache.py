@@ -19,7 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSpec,
+    CacheLayout,
+)
 from octavo.core.plan import FULL, BlockCopy, CacheSpec
 from octavo.errors import ConfigError
 from octavo.runner.device import Accelerator, Device
@@ -48,9 +53,14 @@ class KVLayout:
         """Bytes of one block, in all tensors."""
         return sum([math.prod(shape) * dtype.itemsize for shape, dtype in self.pages])
 
+    def kinds(self, specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
+        """The attention of each kind of layer in each group; specs: of each layer."""
+        groups = [group for group, _ in self.places]
+        return [spec for _, spec in dict.fromkeys(zip(groups, specs, strict=True))]
+
 
 def kv_layout(
-    backend: AttentionBackend,
+    backend: CacheLayout,
     specs: Sequence[AttentionSpec],
     block_size: int,
     kv_dtype: torch.dtype,

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from octavo import devices, progress
-from octavo.attention.base import AttentionBackend, HoldsStaticMemory
+from octavo.attention.base import AttentionBackend
 from octavo.attention.registry import dtype_name
 from octavo.config import EngineConfig
 from octavo.core.plan import (
@@ -40,8 +40,15 @@ from octavo.errors import ConfigError, EngineError, counted
 from octavo.log import get_logger
 from octavo.models.decoder import Decoder
 from octavo.models.loader import Prepared, kv_dtype, load, prepare
+from octavo.runner import step_memory
 from octavo.runner.batch import BatchBuilder, StepInputs
-from octavo.runner.device import Accelerator, Device, DrawsAhead, create_device
+from octavo.runner.device import (
+    Accelerator,
+    ComputesIn,
+    Device,
+    DrawsAhead,
+    create_device,
+)
 from octavo.runner.draws import Draws, launch_prompt_logprobs
 from octavo.runner.kv_cache import KVCache, kv_layout
 from octavo.runner.memory import shown
@@ -56,9 +63,6 @@ from octavo.version import __version__ as version
 
 logger = get_logger(__name__)
 
-# Logits are fp32: this bounds the logits computed at once to 128 MiB.
-_LOGITS_AT_ONCE = 2**25
-_PROBE_TOKENS = 256
 T = TypeVar("T")
 # The model's [tokens, H], and the inputs that it had.
 Output = tuple[torch.Tensor, StepInputs]
@@ -379,7 +383,7 @@ class ModelRunner:
     @property
     def _rows_of_logits(self) -> int:
         """How many rows of logits are computed at once."""
-        return max(1, _LOGITS_AT_ONCE // self.limits.vocab_size)
+        return max(1, step_memory.LOGITS_AT_ONCE // self.limits.vocab_size)
 
     def _begin_sizing(self, prepared: Prepared) -> Sizing:
         """Refuse what cannot fit, and promise this engine the memory of its weights."""
@@ -460,10 +464,8 @@ class ModelRunner:
                 peak = self._step_peak()
                 captured = self._captured_bytes(peak)
                 division = sizing.divide(self.device.memory(), peak, captured)
-            blocks = self._group.min(division.kv // self._block_bytes)
-            host = self._group.min(sizing.host_blocks(division))
-            window = sizing.window(blocks * self._block_bytes)
-            held = blocks if self.config.swap_path else blocks + host
+            pools = sizing.pools(division, self._group.min)
+            held = pools.blocks + (0 if self.config.swap_path else pools.host_blocks)
             self._promise = self._promises.make(
                 self.config.model,
                 held * self._block_bytes + peak + captured,
@@ -473,14 +475,14 @@ class ModelRunner:
                 sized=True,
             )
             all_agree(self._group, True)  # all have promised
-        return self._bare_limits(blocks + 1, window, division.terms, host)
+        return self._bare_limits(pools.blocks + 1, pools.window, division.terms, pools.host_blocks)
 
     @torch.inference_mode()
     def _step_peak(self) -> int:
         """Memory that a full step needs: measured, or measured on a smaller step and scaled up.
 
         On a CPU, where a full step takes long, activations grow with its tokens, so a quarter of a
-        second of work is enough to measure them; logits are bounded by `_LOGITS_AT_ONCE`. This is
+        second of work is enough to measure them; logits are bounded by `LOGITS_AT_ONCE`. This is
         an ordinary step over an artificial plan, so it also compiles what the first request needs.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
@@ -491,29 +493,23 @@ class ModelRunner:
             plan = full_step(tokens, min(self.config.max_num_seqs, tokens), window, size, groups)
             self._make_pool_of(len(plan.rows[0].token_ids))
             return self.device.peak_of(lambda: self._compute(plan.rows))  # at once, or not at all
-        probe = min(_PROBE_TOKENS, tokens, window)
+        probe = min(step_memory.PROBE_TOKENS, tokens, window)
         self._make_pool_of(probe)
         plan = prompt_step(probe, size, groups)
         peak = self.device.peak_of(lambda: self.execute(plan))
-        logits = 4 * 4 * min(_LOGITS_AT_ONCE, self.config.max_num_seqs * self.limits.vocab_size)
-        return peak * -(-tokens // probe) + logits
+        logits = step_memory.logits_bytes(self.config.max_num_seqs, self.limits.vocab_size)
+        return step_memory.scaled_peak(peak, probe, tokens) + logits
 
     def _captured_bytes(self, peak: int) -> int:
-        """What captured steps will hold on a device with memory of its own: of activations, the
-        share that their largest one has in a full step, and what the attention backend holds."""
+        """What captured steps will hold on a device with memory of its own."""
         most = self.config.max_num_batched_tokens
-        sizes = self.device.capture_sizes(most)
-        if not self._accelerator or self.config.enforce_eager or not sizes:
+        if not self._accelerator or self.config.enforce_eager:
             return 0
         longest = self.config.max_model_len or self.model.spec.max_position
-        groups = [group for group, _ in self.layout.places]
-        kinds = set(zip(groups, self.model.attention_specs, strict=True))
-        held = [
-            self.backend.static_bytes(spec, sizes[-1], longest)
-            for _, spec in kinds
-            if isinstance(self.backend, HoldsStaticMemory)
-        ]
-        return peak * sizes[-1] // most + sum(held)
+        return step_memory.captured_bytes(
+            self.backend, self.layout.kinds(self.model.attention_specs),
+            self.device.capture_sizes(most), longest, peak, most,
+        )  # fmt: skip
 
     def _make_pool_of(self, tokens: int) -> None:
         """What a step of sequences of `tokens` tokens needs, for a measurement."""
@@ -562,7 +558,7 @@ class ModelRunner:
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def resolve_dtype(name: str, device: Device) -> torch.dtype:
+def resolve_dtype(name: str, device: ComputesIn) -> torch.dtype:
     """The torch type of the option `dtype`; `auto` is the device's choice."""
     if name == "auto":
         return device.default_dtype()

@@ -13,7 +13,7 @@ what the options allow for the whole, and promises that are made to other engine
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
@@ -56,6 +56,16 @@ class Division:
     kv: int
     swap: int
     terms: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """What a division gives. blocks: of the KV pool, without the null block; host_blocks: of the
+    swap pool; window: the tokens of the longest request."""
+
+    blocks: int
+    host_blocks: int
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +196,15 @@ class Sizing:
         logger.warning("max_model_len is %d, not the model's %d: that is what the KV cache holds",
                        most, needs.window)  # fmt: skip
         return most
+
+    def pools(self, division: Division, least: Callable[[int], int] = int) -> Pools:
+        """The blocks that a division holds. least: of all ranks, of a number of this one's.
+
+        Raises as `window`.
+        """
+        blocks = least(division.kv // self.needs.block_bytes)
+        host = least(self.host_blocks(division))
+        return Pools(blocks, host, self.window(blocks * self.needs.block_bytes))
 
     def host_blocks(self, division: Division) -> int:
         """Blocks of the swap pool, at most four times those of the KV pool: more preempted

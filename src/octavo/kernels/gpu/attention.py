@@ -27,9 +27,6 @@ ITEM_FIELDS = 8
 # from one of them to the next.
 JOIN_FIELDS = 4
 
-# Keys of a piece: a constant, since results depend on where pieces end.
-SPLIT_KEYS = 256
-
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
