@@ -1,5 +1,7 @@
 """Tools over `/v1/chat/completions`: what is called, streamed and whole, and what is refused."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import tool_model
@@ -276,6 +278,18 @@ def test_bad_input_is_one_error_that_names_its_field(server, fields, param):
         error = reply.json()["error"]
         assert error["param"] == param, error
         assert len(error["message"]) < 700
+
+
+def test_bad_input_disturbs_nobody(server):
+    """A stream beside it goes on while all of it is refused."""
+    said = [{"role": "user", "content": f"!slow {say(server, call())[0]['content']}"}]
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(server.events, PATH, messages=said, tools=TOOLS, max_tokens=400)
+        heavy = [fields for fields, param in BAD if param == "tools"]
+        bodies = [{"messages": [USER], "tools": TOOLS, **fields} for fields in heavy]
+        assert {server.post(PATH, **body).status_code for body in bodies} == {400}
+        message, reason = fold(beside.result())
+    assert (without_ids(message)["tool_calls"], reason) == ([ROME], "tool_calls")
 
 
 def test_a_model_with_no_known_format_is_only_made_to_call(make_server, tmp_path):
