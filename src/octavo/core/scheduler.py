@@ -540,7 +540,7 @@ class Scheduler:
             reason, stop, error = self._append_held(request, constraint, drawn[count])
             count += 1
         self._any_redrawn = self._any_redrawn or not count
-        tokens, logprobs = drawn[:count], logprobs[:count]
+        tokens, entries = [*drawn[:count]], [*logprobs[:count]]
         forces = reason is None and count == len(drawn) and _may_force(request)
         while forces and reason is None and (forced := constraint.forced()):
             for token in forced:
@@ -548,9 +548,9 @@ class Scheduler:
                     forces = False
                     break
                 reason, stop, error = self._append_held(request, constraint, token)
-                tokens += (token,)
-                logprobs += (_certain(token, request.params.logprobs),)
-        return tokens, logprobs, reason, stop, error
+                tokens.append(token)
+                entries.append(_certain(token, request.params.logprobs))
+        return tuple(tokens), tuple(entries), reason, stop, error
 
     def _append_held(
         self, request: Request, constraint: Constraint, token: int
