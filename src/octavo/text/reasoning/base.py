@@ -7,6 +7,7 @@ an answer begins. A new format is a file of its own and a line in `octavo.text.r
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 
 from octavo.constraints import Thinking
 from octavo.text.answer import Parser
@@ -17,7 +18,7 @@ from octavo.text.tokenizer import Tokenizer
 
 # Some tokenizers do not call them special.
 _TURN = re.compile(r"<[|｜].*[|｜]>")
-_NEAR = 1000  # characters
+_NEAR = 20_000  # characters
 
 
 class ReasoningFormat(ABC):
@@ -90,14 +91,27 @@ class ReasoningFormat(ABC):
 
     def _last_turn(self, prompt: str, tokenizer: Tokenizer) -> str:
         """What follows the last token that marks turns; users cannot write one."""
+        words, lengths, ends = _turn_words(tokenizer)
         own = "".join(self.markers)
-        words = [word for token in tokenizer.added_tokens.values()
-                 if (word := token.content) not in own
-                 and (token.special or _TURN.fullmatch(word))]  # fmt: skip
-        for text in (prompt[-_NEAR:], prompt):  # it is near the end but where a text is continued
-            if bounds := [at + len(word) for word in words if (at := text.rfind(word)) >= 0]:
-                return text[max(bounds) :]
-        return prompt
+        text = prompt[-_NEAR:]
+        for at in range(len(text) - 1, -1, -1):
+            if text[at] not in ends:
+                continue
+            found = (text[max(0, at + 1 - length) : at + 1] for length in lengths)
+            if any(word in words and word not in own for word in found):
+                return text[at + 1 :]
+        return prompt  # a long text that is continued
+
+
+@lru_cache(8)
+def _turn_words(tokenizer: Tokenizer) -> tuple[frozenset[str], list[int], frozenset[str]]:
+    """The tokens that mark turns, as texts; their lengths, and the characters that end them."""
+    words = frozenset(
+        token.content
+        for token in tokenizer.added_tokens.values()
+        if token.content and (token.special or _TURN.fullmatch(token.content))
+    )
+    return words, sorted({len(word) for word in words}), frozenset(word[-1] for word in words)
 
 
 def _known(words: Sequence[str], markers: Markers) -> Sequence[str]:
