@@ -49,7 +49,7 @@ ROWS = {
     "CHT-06": "test_chat", "CHT-07": "test_chat",
     "SEC-01": "test_chat", "SEC-03": "test_models",
     "SCH-06": "test_completions", "SCH-10": "test_chat", "PFX-09": "test_completions",
-    "TOL-01": "test_tools", "TOL-05": "test_tools",
+    "TOL-01": "test_chat_tools test_responses_calls", "TOL-05": "test_chat_tools",
 }  # fmt: skip
 
 PROBABILITIES = {98: 0.5, 99: 0.3, 100: 0.15, 101: 0.05}

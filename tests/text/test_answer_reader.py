@@ -87,4 +87,4 @@ def test_streamed_and_whole_are_the_same(model, data):
         assert without_ids(streamed[0]) == without_ids(whole[0])
         assert streamed[1:] == whole[1:]
     assert "\\ud8" not in ascii(whole), "no marker's character leaves the parser"
-    assert text.startswith(whole[1])
+    assert text.startswith(whole[1].rstrip("\ufffd"))  # where a character was cut in two
