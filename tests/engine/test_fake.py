@@ -1,9 +1,11 @@
 """The strict runner catches every plan that the real one would compute wrongly."""
 
+import msgspec
 import pytest
 
 from octavo.core.plan import BlockCopy, CacheSpec, PlanRow, RunnerLimits, SampleSpec, StepPlan
 from octavo.engine.fake import FakeRunner, hashed
+from octavo.errors import EngineError
 from octavo.params import SamplingParams
 
 SIZE = 4
@@ -39,6 +41,18 @@ def test_a_right_plan_gives_a_token_of_its_history():
     assert first.rows[0].choices == ()
     assert second.rows[0].choices == ((hashed(PROMPT, DRAW[0]),),)
     assert (fake.steps, fake.tokens) == (2, 6)
+
+
+def test_a_mask_that_fails_is_an_error_of_its_row_alone():
+    class Mask:
+        def words(self):
+            raise EngineError("the grammar failed")
+
+    spec = (msgspec.structs.replace(DRAW[0], mask=Mask()),)
+    (result,) = run(runner(), [row("a", PROMPT, 0, [1, 2], samples=spec),
+                               row("b", PROMPT, 0, [3, 4], samples=DRAW)])  # fmt: skip
+    assert result.rows[0].error == "the grammar failed"
+    assert result.rows[1].choices
 
 
 def test_blocks_may_be_shared_copied_and_swapped():

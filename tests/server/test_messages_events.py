@@ -179,6 +179,16 @@ def test_of_arguments_that_are_cut_off_the_whole_values_are_left():
             assert len(leaves(before)) <= len(leaves(after))
 
 
+def test_arguments_that_no_object_can_have_are_no_fault_of_the_server():
+    assert complete_part('{"a": "x\\ud83d", "b": "\\ud83d\\ude00"}') == {
+        "a": "x\ufffd",
+        "b": "\U0001f600",
+    }
+    assert complete_part('{"a": [' + "1" * 5000 + "]}") == {"a": [float("inf")]}
+    assert complete_part('{"a": 1, "b": ' + "1" * 5000) == {"a": 1}
+    assert complete_part('{"a": ' + "[" * 5000 + "]" * 5000 + "}") == {}
+
+
 def test_a_message_has_all_the_fields_of_anthropics():
     message = Message(
         "i", "message", "assistant", "m", [], "end_turn", None, MessageUsage(1, 0, 2, 3)

@@ -135,6 +135,17 @@ def test_tools_and_calls_render_as_in_transformers(byte: Any, references: dict[s
     assert encode_chat(byte, messages, **kwargs).text == text
 
 
+def test_arguments_of_calls_that_are_none_or_no_text(byte: Any) -> None:
+    call: dict[str, Any] = {"type": "function", "function": {"name": "clock", "arguments": None}}
+    messages = [user("time?"), assistant(None, tool_calls=[call])]
+    kwargs: dict[str, Any] = {"chat_template": TOOLS, "tools": [TOOL]}
+    assert "clock({})" in encode_chat(byte, messages, **kwargs).text
+    call["function"]["arguments"] = '{"a": "\\ud83d"}'
+    with pytest.raises(RequestError, match="half a surrogate pair") as caught:
+        encode_chat(byte, messages, **kwargs)
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
 def test_cht_01_exactly_one_bos(kinds: dict[str, Any]) -> None:
     for name in ("byte", "spm", "llama", "unigram"):
         tokenizer = kinds[name].ours

@@ -28,6 +28,8 @@ HOSTILE = [{"type": "string", "pattern": f".*{i:04}.{{20}}"} for i in range(30)]
         ("start: " + "r? " * 3000 + '\nr: "a"?', "references"),
         (f"start: %json {json.dumps({'allOf': HOSTILE})}", "patterns and formats"),
         ('start: %json {"type": "string", "maxLenght": 1}', "did you mean 'maxLength'"),
+        ("root ::= r0\n" + "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(4000)),
+         "rules and terminals"),
         ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(600))
          + '\nr600 ::= "a"', "rules within each other"),
     ],

@@ -92,6 +92,22 @@ def test_an_unchecked_grammar_that_does_not_compile_is_refused(grammars):
     assert "<" not in str(caught.value)
 
 
+def test_limits_of_the_library_are_not_told_in_its_words(grammars):
+    three = " & ".join(f"/.*{letter}.{{60}}/" for letter in "abc")
+    grammar = grammar_of(StructuredOutputsParams(grammar=f"start: A\nA: {three}"))
+    with pytest.raises(RequestError) as caught:
+        grammars.compile(grammar).result()
+    assert str(caught.value) == "structured_outputs cannot be enforced: it is too complex"
+
+
+def test_as_many_ways_to_go_on_as_may_be_asked_for(grammars):
+    every = [f"{number:04}" for number in range(4096)]
+    found = matcher(grammars, choice=every)
+    assert allowed(follow(found, "409")) == set(b"012345")
+    names = {"properties": {f"p{number}": {} for number in range(500)}}
+    assert ord("p") in allowed(follow(matcher(grammars, json=names), '{"'))
+
+
 def test_whitespace_is_bounded(grammars):
     assert accepts(matcher(grammars, json={"type": "array"}), "[" + " " * 40 + "]")
     assert not accepts(matcher(grammars, json={"type": "array"}), "[" + "\n" * 41)

@@ -27,6 +27,7 @@ from octavo.core.plan import (
     resolved,
     row_result,
 )
+from octavo.errors import EngineError
 
 NextToken = Callable[[Sequence[int], SampleSpec], int]
 
@@ -211,7 +212,10 @@ class FakeRunner:
         if row.request_id in self.failing:
             return RowResult(row.request_id, error="failed on purpose")
         end = len(history)
-        tokens = [self._choose(history[: end - spec.offset], spec) for spec in row.samples]
+        try:
+            tokens = [self._choose(history[: end - spec.offset], spec) for spec in row.samples]
+        except EngineError as error:  # of a mask: the real sampler, too, fails the row alone
+            return RowResult(row.request_id, error=str(error))
         logprobs = [
             None if count is None else self.logprobs(token, count, end - spec.offset)
             for token, spec in zip(tokens, row.samples, strict=True)

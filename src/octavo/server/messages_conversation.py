@@ -29,7 +29,7 @@ from octavo.server.messages_turns import chat_messages
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.answer_form import enforceable
 from octavo.text.placement import Placement
-from octavo.text.tool_request import ToolChoice, checked, named, tool
+from octavo.text.tool_request import ToolChoice, check_count, checked, named, tool
 from octavo.text.tools.base import Tool
 
 MIN_BUDGET = 1024  # Anthropic's
@@ -123,6 +123,7 @@ def _of_window(error: ContextLengthError, body: PromptBody) -> ContextLengthErro
 
 def _tools(body: PromptBody) -> tuple[Tool, ...]:
     found = []
+    check_count(len(body.tools or ()))
     for i, given in enumerate(body.tools or ()):
         with _renamed({".parameters": ".input_schema"}):
             schema, where = given.input_schema, f"tools[{i}]"

@@ -19,6 +19,7 @@ from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event
 # A client sends it back with the thinking, which nobody here has to be sure of.
 SIGNATURE = "octavo"
 _CHAT_ID = "chatcmpl-tool-"
+_LONG_INTEGER = 4000  # digits; Python reads no more than 4300
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -237,10 +238,25 @@ def stop_of(
 def complete_part(text: str) -> dict[str, Any]:
     """The object whose JSON this is; of one that was cut off, the values that are whole."""
     try:
-        found = json.loads(text or "{}")
+        found = json.loads(text or "{}", parse_int=_integer)
     except ValueError:
-        found = json.loads(_closed(text))
-    return found if isinstance(found, dict) else {}
+        found = json.loads(_closed(text), parse_int=_integer)
+    except RecursionError:  # as an object it cannot be sent
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return _without_halves(found) if "\\u" in text else found
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < _LONG_INTEGER else float(digits)
+
+
+def _without_halves(found: dict[str, Any]) -> dict[str, Any]:
+    """The same, with U+FFFD for halves of surrogate pairs, which only JSON can spell."""
+    text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    made: dict[str, Any] = json.loads(text.decode("utf-16", "replace"))
+    return made
 
 
 def _closed(text: str) -> str:

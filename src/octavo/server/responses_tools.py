@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, nearest, shown
 from octavo.server.protocol import Body, NeutralValues, inner
-from octavo.text.tool_request import ToolChoice, checked
+from octavo.text.tool_request import ToolChoice, check_count, checked
 from octavo.text.tool_request import tool as checked_tool
 from octavo.text.tools.base import Tool
 
@@ -187,6 +187,7 @@ class _Collected:
             )
         told = tool.description or (space.description if space else None) or ""
         description = "\n\n".join(part for part in (told, note) if part) or None
+        check_count(len(self.functions) + 1)
         self.functions[name] = checked_tool(name, description, parameters, strict, where)
         self.places.append(where)
         self.names[name] = ToolName(kind, tool.name, space.name if space else None)

@@ -290,10 +290,15 @@ def _open_arguments(call: Any, where: str) -> None:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, parse_constant=_no_number) if arguments else {}
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{where} has an escape for half a surrogate pair", where) from None
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{where} is not valid JSON: {str(error)[:100]}", where) from None
         function["arguments"] = _json_value(arguments, where)
-    if arguments is not None and not isinstance(arguments, dict):
+    elif arguments is None:
+        function["arguments"] = arguments = {}  # of a function without parameters
+    if not isinstance(function["arguments"], dict):
         raise RequestError(f"{where} must be a JSON object, not {shown(arguments)}", where)
 
 

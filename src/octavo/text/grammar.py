@@ -18,6 +18,7 @@ from octavo.text import grammar_cost, json_schema, structural_tag
 
 _MAX_MESSAGE = 300
 _MAX_SYMBOLS = 50_000  # the library fails, without saying so before, at 65,536
+_MAX_ITEMS = 20_000  # ways to go on; a choice has one for each text, an optional property four
 _CHECKED = 256  # grammars that are remembered
 # What begins the library's remark that it has not seen which tokens a grammar's ids are.
 _UNCHECKED = "no tokenizer - can't validate <["
@@ -27,7 +28,9 @@ _PLACE = re.compile(r"^(?:at|near) \d+\(\d+\): ")
 
 def limits() -> LLParserLimits:
     """Of what a grammar may take. Messages do not show the parser's state."""
-    return LLParserLimits(verbose_errors=False, max_grammar_size=_MAX_SYMBOLS)
+    return LLParserLimits(
+        verbose_errors=False, max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS
+    )
 
 
 @lru_cache(_CHECKED)
@@ -97,6 +100,7 @@ def _grammar(params: StructuredOutputsParams) -> str:
     rules = [line for line in text.splitlines() if not line.lstrip().startswith(("#", "//"))]
     is_gbnf = any("::=" in line for line in rules)
     if is_gbnf:
+        grammar_cost.check_count(rules, params.param)
         text = any_to_lark(grammar_cost.without_blank_lines(text))
     grammar_cost.check(text, params.param)
     return LLMatcher.grammar_from_lark(text)

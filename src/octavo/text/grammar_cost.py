@@ -9,7 +9,7 @@ that may be empty are tried at each token. The limits keep checks and steps far 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from octavo.errors import RequestError
 from octavo.text import json_schema
@@ -31,6 +31,11 @@ _BLANK = re.compile(r"\n\s*\n")
 def without_blank_lines(text: str) -> str:
     """A grammar as GBNF's converter reads it in linear time."""
     return _BLANK.sub("\n", text)
+
+
+def check_count(lines: Sequence[str], param: str) -> None:
+    """Raise RequestError for more rules of GBNF than are converted in time."""
+    _bound("rules and terminals", sum(line.count("::=") for line in lines), MAX_RULES, param)
 
 
 def check(text: str, param: str) -> None:

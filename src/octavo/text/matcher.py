@@ -17,6 +17,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from octavo.errors import EngineError, OctavoError, RequestError, brief
+from octavo.structured_outputs import FIELD
 from octavo.text.grammar import limits
 from octavo.text.tokenizer import Tokenizer
 
@@ -202,10 +203,15 @@ class Grammars:
             self._table = token_table(self._read(), self.vocab_size, self._eos_ids)
         state = LLMatcher(self._table, grammar, log_level=0, limits=limits())
         if state.is_error():
-            problem = brief(ValueError(state.get_error()), 200)
-            raise RequestError(f"structured_outputs cannot be enforced: {problem}",
-                               "structured_outputs")  # fmt: skip
+            raise RequestError(f"{FIELD} cannot be enforced: {_why(state)}", FIELD)
         return state
+
+
+def _why(state: LLMatcher) -> str:
+    """The library's reason; it gives those of its limits in words of its own code."""
+    problem = brief(ValueError(state.get_error()), 200)
+    limits = ("limit", "fuel", "max is", "too many")
+    return "it is too complex" if any(word in problem.lower() for word in limits) else problem
 
 
 def _fill_all(masks: Iterable[Mask]) -> None:

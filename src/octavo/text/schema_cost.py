@@ -16,6 +16,7 @@ from octavo.text.schema_parts import inside, schemas, target
 
 MAX_NESTED = 400  # schemas within each other, through references too
 MAX_REFERENCES = 1000  # different ones
+MAX_OPTIONAL = 500  # properties of one object
 MAX_EXPRESSIONS = 12  # that hold for one value
 MAX_PATTERNS = 64  # of the names of properties
 MAX_REMAINDERS = 100_000  # of all `multipleOf`
@@ -37,6 +38,8 @@ def check(schema: Mapping[str, Any], param: str) -> None:
     _bound("remainders of multipleOf", remainders, MAX_REMAINDERS, param)
     tree = _Tree(schema)
     _bound("schemas within each other", tree.depth(), MAX_NESTED, param)
+    _bound("properties of one object that are not required", tree.most(_optional), MAX_OPTIONAL,
+           param)  # fmt: skip
     what = "patterns and formats for one value (allOf)"
     _bound(what, tree.most(_expressions), MAX_EXPRESSIONS, param)
     if tree.most(lambda part: "multipleOf" in part) > 1:
@@ -48,6 +51,16 @@ def check(schema: Mapping[str, Any], param: str) -> None:
 def _bound(what: str, found: float, most: int, param: str) -> None:
     if found > most:
         raise RequestError(f"{param} is too complex: at most {most} {what} can be enforced", param)
+
+
+def _optional(part: Mapping[str, Any]) -> int:
+    properties, required = part.get("properties"), part.get("required")
+    if not isinstance(properties, Mapping):
+        return 0
+    named = (
+        [name for name in required if isinstance(name, str)] if isinstance(required, list) else ()
+    )
+    return len(properties.keys() - named)
 
 
 def _expressions(part: Mapping[str, Any]) -> int:

@@ -43,6 +43,7 @@ def read_tools(given: object) -> tuple[Tool, ...]:
     """The tools of a field `tools`. Raises RequestError."""
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         raise RequestTypeError(f"tools must be a list of tools, not {shown(given)}", "tools")
+    check_count(len(given))
     tools = tuple(_chat_tool(value, f"tools[{i}]") for i, value in enumerate(given))
     return checked(tools)
 
@@ -51,14 +52,19 @@ def checked(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
     """`tools`, of which there must be some, with different names."""
     if not tools:
         raise RequestError(f"{param} is empty; leave it out, or describe a tool", param)
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"{param} has {len(tools)} tools, more than {MAX_TOOLS}", param)
+    check_count(len(tools), param)
     seen: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.name in seen:
             raise RequestError(f"{param}[{i}]: two tools are named {tool.name!r}", f"{param}[{i}]")
         seen.add(tool.name)
     return tuple(tools)
+
+
+def check_count(count: int, param: str = "tools") -> None:
+    """Raise RequestError for more tools than one request may have."""
+    if count > MAX_TOOLS:
+        raise RequestError(f"{param} has {count} tools, more than {MAX_TOOLS}", param)
 
 
 def tool(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
