@@ -1,6 +1,7 @@
 """The strict runner catches every plan that the real one would compute wrongly."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo.core.plan import BlockCopy, CacheSpec, PlanRow, RunnerLimits, SampleSpec, StepPlan
@@ -44,15 +45,22 @@ def test_a_right_plan_gives_a_token_of_its_history():
 
 
 def test_a_mask_that_fails_is_an_error_of_its_row_alone():
-    class Mask:
+    class Failing:
         def words(self):
             raise EngineError("the grammar failed")
 
-    spec = (msgspec.structs.replace(DRAW[0], mask=Mask()),)
+    class Empty:
+        def words(self):
+            return np.zeros(8, np.int32)
+
+    spec = (msgspec.structs.replace(DRAW[0], mask=Failing()),)
+    none = (msgspec.structs.replace(DRAW[0], mask=Empty()),)
     (result,) = run(runner(), [row("a", PROMPT, 0, [1, 2], samples=spec),
-                               row("b", PROMPT, 0, [3, 4], samples=DRAW)])  # fmt: skip
+                               row("b", PROMPT, 0, [3, 4], samples=DRAW),
+                               row("c", PROMPT, 0, [5, 6], samples=none)])  # fmt: skip
     assert result.rows[0].error == "the grammar failed"
     assert result.rows[1].choices
+    assert result.rows[2].error == "no token is left to draw"
 
 
 def test_blocks_may_be_shared_copied_and_swapped():

@@ -104,6 +104,7 @@ def test_lim_01_a_chat_that_is_too_long(server):
     for length in (600, 200_000):
         error = refused(server, messages=[{"role": "user", "content": "x" * length}])
         assert error["code"] == "context_length_exceeded"
+        assert error["param"] == "messages"
         assert "512" in error["message"]
 
 

@@ -238,6 +238,8 @@ class FakeRunner:
             token = (token + 1) % self.limits.vocab_size
         if spec.mask is not None:
             words = spec.mask.words()
+            if not words.any():
+                raise EngineError("no token is left to draw")
             while not words[token // 32] >> (token % 32) & 1:
                 token = (token + 1) % self.limits.vocab_size
         return token

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from octavo.params import SamplingParams
 from octavo.server.generation import Generation, make_submission, submit
@@ -74,7 +75,12 @@ async def start(
         conversation.parallel_tool_calls,
         params.structured_outputs,
     )
-    submission = await make_submission(service, prompt.token_ids, params, conversation, form)
+    try:
+        submission = await make_submission(service, prompt.token_ids, params, conversation, form)
+    except RequestError as error:
+        if error.param == "prompt":  # which is made of these
+            error.param = "messages"
+        raise
     prompted = [(submission, prompt.text)]
     if form is None:
         made = await submit(service, request, conversation, kind, prompted)
