@@ -215,28 +215,6 @@ def test_at_most_128_calls(model):
 
 
 @pytest.mark.parametrize(
-    ("options", "param", "words"),
-    [
-        ({"tools": (CLOCK, WEATHER, CLOCK)}, "tools", "2 tools are called 'clock'"),
-        ({"tools": (Tool("a b"),)}, "tools", "'a b'; a name has 1 to 64"),
-        ({"tools": (Tool("x" * 65),)}, "tools", "a name has 1 to 64"),
-        ({"tools": (Tool(""),)}, "tools", "a name has 1 to 64"),
-        ({"tools": (), "choice": "auto"}, "tool_choice", "needs tools"),
-        ({"choice": "required", "named": "wether"}, "tool_choice", "none of the tools"),
-        ({"choice": "auto", "format": None}, "tools", "--tool-call-parser"),
-        ({"tools": tuple(Tool(f"t{i}") for i in range(600))}, "tools", "at most 512"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, param, words):
-    with pytest.raises(RequestError) as caught:
-        AnswerForm(
-            **{"tools": TOOLS, "choice": "auto", "format": registry.find("hermes"), **options}
-        )
-    assert words in str(caught.value)
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ({"not": {}}, "not"),

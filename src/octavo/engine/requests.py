@@ -196,7 +196,7 @@ class RequestMaker:
         found = chat.formats.form(
             self._tokenizer,
             chat.prompt.text,
-            chat.choice.among(chat.tools),
+            chat.tools,
             chat.choice,
             chat.parallel_tool_calls,
             params.structured_outputs,

@@ -70,7 +70,7 @@ async def start(
     form = formats.form(
         service.prompts.tokenizer,
         prompt.text,
-        choice.among(conversation.tools),
+        conversation.tools,
         choice,
         conversation.parallel_tool_calls,
         params.structured_outputs,

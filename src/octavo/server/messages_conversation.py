@@ -28,12 +28,12 @@ from octavo.server.messages_protocol import (
 from octavo.server.messages_turns import chat_messages
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.answer_form import enforceable
+from octavo.text.model_formats import THINKING_SWITCHES
 from octavo.text.placement import Placement
 from octavo.text.tool_request import ToolChoice, check_count, checked, named, tool
 from octavo.text.tools.base import Tool
 
 MIN_BUDGET = 1024  # Anthropic's
-_THINKS = ("enable_thinking", "thinking")  # as templates call it
 _FIELDS = MappingProxyType({"stop": "stop_sequences"})
 
 
@@ -161,7 +161,7 @@ def _template_options(body: PromptBody) -> dict[str, Any] | None:
     """The variables by which templates are told whether the model is to think."""
     if body.thinking is None:
         return None
-    return dict.fromkeys(_THINKS, not isinstance(body.thinking, ThinkingDisabled))
+    return dict.fromkeys(THINKING_SWITCHES, not isinstance(body.thinking, ThinkingDisabled))
 
 
 def _budget(body: MessagesBody) -> int | None:

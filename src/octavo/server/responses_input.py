@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, shown
-from octavo.server.protocol import Body, NeutralValues, inner
+from octavo.server.protocol import Body, NeutralValues, inner, object_at
 from octavo.server.responses_tools import flat_name
 
 Message = dict[str, Any]
@@ -117,9 +117,8 @@ class _Reader:
             self.messages.append(message)
 
     def item(self, item: object, where: str) -> None:
-        if not isinstance(item, Mapping):
-            raise RequestTypeError(f"{where} must be an object, not {shown(item, 60)}", where)
-        kind = item.get("type") or ("message" if "role" in item else None)
+        fields = object_at(item, where)
+        kind = fields.get("type") or ("message" if "role" in fields else None)
         if not isinstance(kind, str) or kind not in _READERS:
             why = _STATELESS.get(kind) if isinstance(kind, str) else None
             known = f"must be one of {', '.join(_READERS)}, not {shown(kind, 60)}"
@@ -231,9 +230,8 @@ def _text(content: str | list[Any], where: str) -> str:
 
 
 def _part(part: object, known: Sequence[str], where: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestTypeError(f"{where} must be an object, not {shown(part, 60)}", where)
-    kind = part.get("type")
+    fields = object_at(part, where)
+    kind = fields.get("type")
     if not isinstance(kind, str) or kind not in known:
         raise RequestError(
             f"{where}.type must be one of {', '.join(known)}, not {shown(kind, 60)}: this server "
@@ -241,7 +239,7 @@ def _part(part: object, known: Sequence[str], where: str) -> str:
             f"{where}.type",
         )
     field = _TEXT_PARTS.get(kind, "text")
-    text = part.get(field)
+    text = fields.get(field)
     if not isinstance(text, str):
         raise RequestTypeError(
             f"{where}.{field} must be text, not {shown(text, 60)}", f"{where}.{field}"

@@ -22,6 +22,7 @@ from octavo.server.protocol import (
     shared_options,
 )
 from octavo.server.response_format import renamed, structured_outputs
+from octavo.text.model_formats import EFFORTS
 
 LOGPROBS = "message.output_text.logprobs"
 # What `include` may name. Only LOGPROBS adds anything: reasoning is always sent in the clear, and
@@ -36,7 +37,6 @@ INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "none")
 _STATELESS = "the server keeps no conversations; send all items in input"
 

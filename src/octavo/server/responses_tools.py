@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from octavo.errors import RequestError, RequestTypeError, nearest, shown
-from octavo.server.protocol import Body, NeutralValues, inner
-from octavo.text.tool_request import ToolChoice, check_count, checked
+from octavo.errors import RequestError, nearest, shown
+from octavo.server.protocol import Body, NeutralValues, inner, object_at
+from octavo.text.tool_request import ToolChoice, allowed, check_count, checked, read_choice
 from octavo.text.tool_request import tool as checked_tool
 from octavo.text.tools.base import Tool
 
@@ -21,7 +21,6 @@ Kind = Literal["function", "custom"]
 _OFFERED = ("function", "custom", "namespace")
 _LONGEST_NAME = 64  # of a function that a model is offered
 _SEPARATOR = "__"
-_CHOICES = ("auto", "none", "required")
 
 
 class _Tool(Body, kw_only=True):
@@ -195,9 +194,7 @@ class _Collected:
 
 def _type(tool: object, where: str) -> str:
     """A tool's type. A misspelled one is an error; others that are not known are left out."""
-    if not isinstance(tool, dict):
-        raise RequestTypeError(f"{where} must be an object, not {shown(tool, 60)}", where)
-    kind = tool.get("type")
+    kind = object_at(tool, where).get("type")
     if not isinstance(kind, str):
         raise RequestError(
             f"{where}.type must be one of {', '.join(_OFFERED)}, not {shown(kind, 60)}",
@@ -230,43 +227,24 @@ def _custom_input(form: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
 def tool_choice(given: str | Mapping[str, Any] | None, tools: Toolbox) -> ToolChoice:
     """Which of the tools may be called. Raises RequestError for what they cannot meet."""
     if given is None or isinstance(given, str):
-        if given not in (None, *_CHOICES):
-            raise RequestError(
-                f"tool_choice must be {', '.join(_CHOICES)} or an object, not {shown(given, 60)}",
-                "tool_choice",
-            )
-        if given == "required" and not tools.functions:
+        if not tools.functions and given == "required":
             raise _no_tool("required", tools)
-        if given == "none" or not tools.functions:
+        if not tools.functions and given == "auto":
             return ToolChoice("none")
-        return ToolChoice("required" if given == "required" else "auto")
+        return read_choice(given, tools.functions)
+
+    def name_of(item: object, where: str) -> str:
+        return _chosen(item, tools, where)
+
     if given.get("type") == "allowed_tools":
-        return _allowed(given, tools)
-    return ToolChoice("required", _chosen(given, tools, "tool_choice"))
-
-
-def _allowed(given: Mapping[str, Any], tools: Toolbox) -> ToolChoice:
-    """All tools are shown, so that the prompt stays the same; some may be called."""
-    mode, listed = given.get("mode"), given.get("tools")
-    if mode not in ("auto", "required"):
-        raise RequestError(
-            f"tool_choice.mode must be auto or required, not {shown(mode, 60)}", "tool_choice.mode"
-        )
-    if not isinstance(listed, list) or not listed:
-        raise RequestError(
-            f"tool_choice.tools must be a list of tools, not {shown(listed, 60)}",
-            "tool_choice.tools",
-        )
-    names = [_chosen(item, tools, f"tool_choice.tools[{i}]") for i, item in enumerate(listed)]
-    chosen: Literal["auto", "required"] = "auto" if mode == "auto" else "required"
-    return ToolChoice(chosen, None, tuple(dict.fromkeys(names)))
+        return allowed(given, "tool_choice", name_of)
+    return ToolChoice("required", name_of(given, "tool_choice"))
 
 
 def _chosen(given: object, tools: Toolbox, where: str) -> str:
     """The function that an object of `tool_choice` names."""
-    if not isinstance(given, Mapping):
-        raise RequestTypeError(f"{where} must be an object, not {shown(given, 60)}", where)
-    kind, name, namespace = (given.get(key) for key in ("type", "name", "namespace"))
+    fields = object_at(given, where)
+    kind, name, namespace = (fields.get(key) for key in ("type", "name", "namespace"))
     if kind not in ("function", "custom"):
         if kind in tools.left_out:
             raise RequestError(f"{where}: this server cannot run {shown(kind, 60)}", where)

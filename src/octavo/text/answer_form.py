@@ -6,11 +6,9 @@ markers of reasoning are in `octavo.text.reasoning`; applying a grammar is the e
 """
 
 import json
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -24,30 +22,27 @@ from octavo.text.lark import LarkRules
 from octavo.text.markers import Markers
 from octavo.text.reasoning.base import ReasoningFormat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tool_request import Mode
 from octavo.text.tools.base import MAX_CALLS, Tool, ToolFormat
 
-MAX_TOOLS = 512
 MAX_SCHEMAS = 2**19  # characters of all tools' schemas
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CHECKED, _LOADED = 64, 256  # grammars and schemas of tools that are remembered
-
-Choice = Literal["none", "auto", "required"]
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     """What one request's answers may be.
 
-    tools: those that the model is told of. choice: whether it may call some (`auto`), must, or
-    must not, and then nothing is read as a call. named: the one tool that it must call, once.
+    tools: those that it may call. choice: whether it may call some (`auto`), must, or must not, and
+    then nothing is read as a call. named: the one of them that it must call, once.
     parallel: whether an answer may have more than one call. format: how the model writes calls.
     structured: the form of an answer that has no calls. reasoning: how the model marks what it
     thinks before it answers. in_reasoning: whether the prompt ends in that.
 
-    Raises RequestError for tools, a choice or a format that cannot be.
+    Tools and choice are those of `octavo.text.tool_request`, which has checked them.
     """
 
     tools: tuple[Tool, ...] = ()
-    choice: Choice = "none"
+    choice: Mode = "none"
     named: str | None = None
     parallel: bool = True
     format: ToolFormat | None = None
@@ -56,22 +51,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     in_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        _check_names(self.tools)
-        names = [tool.name for tool in self.tools]
-        if self.named is not None and self.named not in names:
-            raise RequestError(
-                f"tool_choice names {shown(self.named)}, which is none of the tools "
-                f"{shown(names)}",
-                "tool_choice",
-            )  # fmt: skip
-        if self.choice != "none" and not names:
-            raise RequestError(f"tool_choice {self.choice!r} needs tools", "tool_choice")
-        if self.choice != "none" and self.format is None:
-            raise RequestError(
-                "this model's chat template has no known format of tool calls: name one with "
-                "--tool-call-parser, or set tool_choice to 'none'",
-                "tools",
-            )
+        calls = self.choice != "none"
+        assert not calls or (self.tools and self.format is not None), "checked before"
 
     def grammar(self, tokenizer: Tokenizer) -> str | None:
         """Of the whole answer or of its `sections`, in the library's notation; None if nothing
@@ -202,7 +183,7 @@ class _Calls:
     def alone(self, rules: LarkRules, beside_form: bool = False) -> str:
         """One call or more, and nothing else. beside_form: or else a text of a given form."""
         make = self.format.section_beside_json if beside_form else self.format.section
-        section = make(rules, self._enforceable, self._in_section)
+        section = make(rules, self._enforced, self._in_section)
         one = rules.rule(f"{self._literal(rules, self.format.begin)}{section}")
         if self.format.several or self.most == 1:
             return one
@@ -211,7 +192,7 @@ class _Calls:
 
     def after_trigger(self, rules: LarkRules) -> str:
         """A section, without the token that begins it."""
-        return self.format.behind_trigger(rules, self._enforceable, self._in_section)
+        return self.format.behind_trigger(rules, self._enforced, self._in_section)
 
     def in_text(self, rules: LarkRules) -> str | None:
         """Any text, in which what spells the beginning of a section begins one; None if nothing is
@@ -223,7 +204,8 @@ class _Calls:
         return f"({one} | TEXT)" if self.most == 1 else f"{one}{{0,{self.most}}} TEXT"
 
     @property
-    def _enforceable(self) -> list[Tool]:
+    def _enforced(self) -> list[Tool]:
+        """The tools, with their schemas as a grammar takes them. Raises RequestError."""
         texts = [json.dumps(tool.schema) for tool in self.tools]
         if (size := sum(map(len, texts))) > MAX_SCHEMAS:
             raise RequestError(
@@ -231,32 +213,17 @@ class _Calls:
                 f"{size}; with strict: false, those of a tool do not count",
                 "tools",
             )
-        return [_enforceable(tool, text) for tool, text in zip(self.tools, texts, strict=True)]
+        return [_as_enforced(tool, text) for tool, text in zip(self.tools, texts, strict=True)]
 
     @property
     def _in_section(self) -> int:
         return self.most if self.format.several else 1
 
     def _section(self, rules: LarkRules) -> str:
-        return self.format.section(rules, self._enforceable, self._in_section)
+        return self.format.section(rules, self._enforced, self._in_section)
 
     def _literal(self, rules: LarkRules, text: str) -> str:
         return f"{rules.literal(text)} " if text else ""
-
-
-def _check_names(tools: Sequence[Tool]) -> None:
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools must be at most {MAX_TOOLS}, not {len(tools)}", "tools")
-    for tool in tools:
-        if not TOOL_NAME.fullmatch(tool.name):
-            raise RequestError(
-                f"a tool is called {shown(tool.name)}; a name has 1 to 64 of the characters "
-                "a-z A-Z 0-9 _ . -",
-                "tools",
-            )
-    name, count = Counter(tool.name for tool in tools).most_common(1)[0] if tools else ("", 1)
-    if count > 1:
-        raise RequestError(f"{count} tools are called {name!r}; each needs its own name", "tools")
 
 
 def _checked(grammar: str, param: str) -> str:
@@ -281,7 +248,7 @@ def enforceable(tool: Tool) -> bool:
     return _loaded(json.dumps(tool.schema))[0] is not None
 
 
-def _enforceable(tool: Tool, text: str) -> Tool:
+def _as_enforced(tool: Tool, text: str) -> Tool:
     """The tool, with its schema, of this text, as a grammar takes it. Raises RequestError."""
     if not tool.strict:
         return tool

@@ -18,7 +18,7 @@ from octavo.text.tools.base import Tool, ToolFormat
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Variables with which templates turn thinking on and off.
-_SWITCHES = ("enable_thinking", "thinking")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 # In which a model that was taught no format is made to write calls.
 _USUAL = "hermes"
 
@@ -99,14 +99,13 @@ class ModelFormats(msgspec.Struct, frozen=True):
         parallel: bool,
         structured: StructuredOutputsParams | None,
     ) -> AnswerForm | None:
-        """What an answer may be; None if it is nothing but a text. prompt: its text. tools: those
-        that may be called. Raises RequestError."""
-        self.check(choice)
+        """What an answer may be; None if it is nothing but a text. prompt: its text. tools: all of
+        the request. choice: one that `check` has let pass."""
         reasoning = self.reasoning
         if choice.mode == "none" and reasoning is None:
             return None
         return AnswerForm(
-            tools=tools,
+            tools=choice.among(tools),
             choice=choice.mode,
             named=choice.name,
             parallel=parallel,
@@ -129,7 +128,7 @@ def template_variables(
             f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {shown(reasoning_effort)}",
             "reasoning_effort",
         )
-    said = dict.fromkeys(_SWITCHES, reasoning_effort != "none")
+    said = dict.fromkeys(THINKING_SWITCHES, reasoning_effort != "none")
     found = {"reasoning_effort": reasoning_effort, **said, **(given or {})}
     if found["reasoning_effort"] != reasoning_effort:
         raise RequestError(

@@ -4,18 +4,20 @@ The shapes are those of OpenAI's chat completions; APIs that write tools otherwi
 `tool`. How a model writes its calls is `octavo.text.tools`'s part.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from octavo.errors import RequestError, RequestTypeError, nearest, shown
-from octavo.text.answer_form import MAX_TOOLS, TOOL_NAME
 from octavo.text.tools.base import Tool
 
 Mode = Literal["none", "auto", "required"]
 
 _MODES = ("none", "auto", "required")
+_MAX_TOOLS = 512
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")  # of a tool
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
@@ -63,13 +65,13 @@ def checked(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
 
 def check_count(count: int, param: str = "tools") -> None:
     """Raise RequestError for more tools than one request may have."""
-    if count > MAX_TOOLS:
-        raise RequestError(f"{param} has {count} tools, more than {MAX_TOOLS}", param)
+    if count > _MAX_TOOLS:
+        raise RequestError(f"{param} has {count} tools, more than {_MAX_TOOLS}", param)
 
 
 def tool(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
     """One tool, of an object whose fields have these values. where: its path in the body."""
-    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
             f"{where}.name must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not {shown(name)}",
             f"{where}.name",
@@ -120,6 +122,27 @@ def read_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
             "tool_choice.type",
         )
     return ToolChoice("required", _function_name(given, "tool_choice", tools))
+
+
+def allowed(
+    fields: Mapping[str, Any], where: str, name_of: Callable[[object, str], str]
+) -> ToolChoice:
+    """OpenAI's way to show a model more tools than it may call at the moment.
+
+    fields: has `mode` and `tools`, at the path `where`. name_of: from an item of these tools and
+    its path to the tool's name. Raises RequestError.
+    """
+    mode, listed = fields.get("mode"), fields.get("tools")
+    if mode not in ("auto", "required"):
+        raise RequestError(
+            f"{where}.mode must be 'auto' or 'required', not {shown(mode)}", f"{where}.mode"
+        )
+    if not isinstance(listed, list) or not listed:
+        raise RequestError(
+            f"{where}.tools must be a list of tools, not {shown(listed)}", f"{where}.tools"
+        )
+    names = [name_of(item, f"{where}.tools[{i}]") for i, item in enumerate(listed)]
+    return ToolChoice("auto" if mode == "auto" else "required", None, tuple(dict.fromkeys(names)))
 
 
 def named(name: object, tools: Sequence[Tool], where: str = "tool_choice") -> str:
@@ -189,19 +212,10 @@ def _mode(given: str, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def _allowed(given: Mapping[str, Any], tools: Sequence[Tool]) -> ToolChoice:
-    """OpenAI's way to show a model more tools than it may call at the moment."""
     where = "tool_choice.allowed_tools"
     fields = _fields(given, ("type", "allowed_tools"), "tool_choice")
     inner = _fields(fields.get("allowed_tools"), ("mode", "tools"), where)
-    mode, listed = inner.get("mode"), inner.get("tools")
-    if mode not in ("auto", "required"):
-        raise RequestError(
-            f"{where}.mode must be 'auto' or 'required', not {shown(mode)}", f"{where}.mode"
-        )
-    if not isinstance(listed, list) or not listed:
-        raise RequestError(f"{where}.tools must be a list of tools", f"{where}.tools")
-    names = [_function_name(item, f"{where}.tools[{i}]", tools) for i, item in enumerate(listed)]
-    return ToolChoice("auto" if mode == "auto" else "required", None, tuple(dict.fromkeys(names)))
+    return allowed(inner, where, lambda item, place: _function_name(item, place, tools))
 
 
 def _function_name(value: object, where: str, tools: Sequence[Tool]) -> str:
