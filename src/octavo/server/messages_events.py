@@ -15,10 +15,10 @@ from octavo.outputs import FinishReason
 from octavo.server.messages_turns import TOOL_USE
 from octavo.server.replies import Maybe, Usage
 from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from octavo.text.tools.base import CALL_ID
 
 # A client sends it back with the thinking, which nobody here has to be sure of.
 SIGNATURE = "octavo"
-_CHAT_ID = "chatcmpl-tool-"
 _LONG_INTEGER = 4000  # digits; Python reads no more than 4300
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -221,7 +221,7 @@ def _add(block: BlockOut, event: BlockDelta, inputs: dict[int, list[str]]) -> No
 
 def call_id(name: str) -> str:
     """A call's id here, from the one that its format gave it."""
-    return TOOL_USE + name.removeprefix(_CHAT_ID)
+    return TOOL_USE + name.removeprefix(CALL_ID)
 
 
 def stop_of(

@@ -8,7 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from octavo.server.replies import TokenLogprob
 from octavo.server.responses_replies import (
@@ -23,10 +23,10 @@ from octavo.server.responses_replies import (
 )
 from octavo.server.responses_tools import ToolName
 from octavo.text.answer import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from octavo.text.tools.base import CALL_ID
 
 StreamEvent = dict[str, Any]
 Events = Iterator[StreamEvent]
-_CHAT_ID = "chatcmpl-tool-"  # of formats that have no style of their own
 
 
 class Output:
@@ -92,8 +92,8 @@ class Output:
     def _call(self, begin: CallBegin) -> "_Open":
         name = self._name_of(begin.name)
         call_id = begin.id
-        if call_id.startswith(_CHAT_ID):
-            call_id = "call_" + call_id.removeprefix(_CHAT_ID)
+        if call_id.startswith(CALL_ID):
+            call_id = "call_" + call_id.removeprefix(CALL_ID)
         if name.kind == "custom":
             return _OpenCustomCall(self._place(), call_id, name)
         return _OpenCall(self._place(), call_id, name)
@@ -134,11 +134,22 @@ class _Open(Protocol):
     def end(self) -> Events: ...
 
 
-class _OpenMessage:
-    def __init__(self, index: int) -> None:
+class _OpenText:
+    """What items with one part of text share. kind: what their ids begin with."""
+
+    def __init__(self, index: int, kind: str) -> None:
         self.index = index
-        self._id = _new_id("msg")
+        self._id = _new_id(kind)
         self._text: list[str] = []
+
+    def _event(self, kind: str, **fields: Any) -> StreamEvent:
+        where = {"item_id": self._id, "output_index": self.index, "content_index": 0}
+        return _event(kind, **where, **fields)
+
+
+class _OpenMessage(_OpenText):
+    def __init__(self, index: int) -> None:
+        super().__init__(index, "msg")
         self._logprobs: list[TokenLogprob] = []
 
     def empty(self) -> Item:
@@ -164,16 +175,10 @@ class _OpenMessage:
     def _part(self) -> OutputText:
         return OutputText("".join(self._text), (), tuple(self._logprobs))
 
-    def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        where = {"item_id": self._id, "output_index": self.index, "content_index": 0}
-        return _event(kind, **where, **fields)
 
-
-class _OpenReasoning:
+class _OpenReasoning(_OpenText):
     def __init__(self, index: int) -> None:
-        self.index = index
-        self._id = _new_id("rs")
-        self._text: list[str] = []
+        super().__init__(index, "rs")
 
     def empty(self) -> Item:
         return ReasoningItem(self._id, "in_progress", ())
@@ -193,81 +198,65 @@ class _OpenReasoning:
         yield self._event("response.reasoning_text.done", text=text)
         yield self._event("response.content_part.done", part=ReasoningText(text))
 
-    def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        where = {"item_id": self._id, "output_index": self.index, "content_index": 0}
-        return _event(kind, **where, **fields)
-
 
 class _OpenCall:
+    """A call of a function."""
+
+    _id_kind: ClassVar[str] = "fc"
+    _events: ClassVar[str] = "response.function_call_arguments"
+
     def __init__(self, index: int, call_id: str, name: ToolName) -> None:
         self.index = index
-        self._id = _new_id("fc")
+        self._id = _new_id(self._id_kind)
         self._call_id = call_id
         self._name = name
-        self._arguments: list[str] = []
+        self._text: list[str] = []
 
     def empty(self) -> Item:
         return self._item("in_progress", "")
 
     def item(self, status: Status) -> Item:
-        return self._item(status, "".join(self._arguments))
+        return self._item(status, "".join(self._text))
 
     def begin(self) -> Events:
         yield from ()
 
     def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Events:
-        self._arguments.append(text)
-        yield self._event("delta", delta=text)
+        if text:
+            self._text.append(text)
+            yield self._event("delta", delta=text)
 
     def end(self) -> Events:
-        yield self._event("done", arguments="".join(self._arguments))
+        yield self._event("done", arguments="".join(self._text))
 
-    def _item(self, status: Status, arguments: str) -> Item:
+    def _item(self, status: Status, text: str) -> Item:
         name = self._name
-        return FunctionCallItem(
-            self._id, status, self._call_id, name.name, arguments, name.namespace
-        )
+        return FunctionCallItem(self._id, status, self._call_id, name.name, text, name.namespace)
 
     def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        kind = f"response.function_call_arguments.{kind}"
+        kind = f"{self._events}.{kind}"
         return _event(kind, item_id=self._id, output_index=self.index, **fields)
 
 
-class _OpenCustomCall:
+class _OpenCustomCall(_OpenCall):
     """A call of a custom tool: the input is the only string of the arguments."""
 
+    _id_kind = "ctc"
+    _events = "response.custom_tool_call_input"
+
     def __init__(self, index: int, call_id: str, name: ToolName) -> None:
-        self.index = index
-        self._id = _new_id("ctc")
-        self._call_id = call_id
-        self._name = name
+        super().__init__(index, call_id, name)
         self._reader = InputReader()
-        self._input: list[str] = []
-
-    def empty(self) -> Item:
-        return self._item("in_progress", "")
-
-    def item(self, status: Status) -> Item:
-        return self._item(status, "".join(self._input))
-
-    def begin(self) -> Events:
-        yield from ()
 
     def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Events:
-        if more := self._reader.feed(text):
-            self._input.append(more)
-            yield self._event("delta", delta=more)
+        yield from super().grow(self._reader.feed(text), logprobs)
 
     def end(self) -> Events:
-        yield self._event("done", input="".join(self._input))
+        yield self._event("done", input="".join(self._text))
 
     def _item(self, status: Status, text: str) -> Item:
         name = self._name
         return CustomToolCallItem(self._id, status, self._call_id, name.name, text, name.namespace)
-
-    def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        kind = f"response.custom_tool_call_input.{kind}"
-        return _event(kind, item_id=self._id, output_index=self.index, **fields)
 
 
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')

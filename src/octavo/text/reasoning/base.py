@@ -27,7 +27,8 @@ class ReasoningFormat(ABC):
     name, aliases: of `--reasoning-parser`, vLLM's. begins, ends: what may begin and end reasoning;
     where some are added tokens of the tokenizer, only those do. markers: the words that a tokenizer
     may have as added tokens; by default `begins` and `ends`. blank: characters next to a marker
-    that belong to it. content: what a model writes before a text for the user.
+    that belong to it. recurs: whether reasoning may begin anywhere; else with the first word or not
+    at all. content: what a model writes before a text for the user.
     """
 
     name: str
@@ -48,7 +49,7 @@ class ReasoningFormat(ABC):
 
     def starts_in_reasoning(self, prompt: str, tokenizer: Tokenizer) -> bool:
         """Whether an answer to this rendered prompt begins with reasoning: by the last marker
-        behind the last special token, which begins the turn."""
+        after the last special token, which begins the turn."""
         turn = self._last_turn(prompt, tokenizer)
         begin = max(turn.rfind(word) for word in self.begins)
         end = max(turn.rfind(word) for word in self.ends)

@@ -41,7 +41,7 @@ class ReasoningCount:
 
     def _add(self, token_id: int) -> None:
         if self._inside and token_id == self._calls:
-            self._turn()
+            self._toggle()
             return
         marker = self._end if self._inside else self._begin
         data = self._token_bytes(token_id)
@@ -54,15 +54,15 @@ class ReasoningCount:
             found, before = at >= 0, self._tokens(len(self._tail) - at)
         if found:
             self.count -= before if self._inside else 0
-            self._turn()
+            self._toggle()
             return
         self.count += self._inside
         if not self._inside and not self._recurs and not self._may_begin(data):
             self._over = True
         self._keep(data, len(marker) - 1)
 
-    def _turn(self) -> None:
-        """A marker was found."""
+    def _toggle(self) -> None:
+        """A marker was found: reasoning begins or ends."""
         self._over = self._inside and not self._recurs
         self._inside = not self._inside
         self._tail, self._sizes = b"", []

@@ -17,6 +17,7 @@ from octavo.text.lark import LarkRules
 from octavo.text.markers import Markers
 
 MAX_CALLS = 128  # in one answer that must have calls
+CALL_ID = "chatcmpl-tool-"  # what ids begin with in formats that have no style of their own
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -100,4 +101,4 @@ class ToolFormat(ABC):
 
     def new_id(self, index: int, name: str) -> str:
         """An id for a new call."""
-        return f"chatcmpl-tool-{uuid.uuid4().hex}"
+        return f"{CALL_ID}{uuid.uuid4().hex}"

@@ -14,10 +14,8 @@ MOST_DIGITS = 4000  # of a number; Python converts no longer ones
 
 
 def string(text: str) -> str:
-    """A string. Half a surrogate pair, which an escape may make, stays an escape."""
-    return _SURROGATE.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False)
-    )
+    """The JSON of a string."""
+    return value(text)
 
 
 def read_string(text: str) -> str:
@@ -27,7 +25,7 @@ def read_string(text: str) -> str:
 
 
 def value(value: Any) -> str:
-    """Any value."""
+    """The JSON of any value. Half a surrogate pair, which an escape may make, stays an escape."""
     return _SURROGATE.sub(
         lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)
     )
@@ -47,8 +45,8 @@ def integer(text: str) -> str | None:
 
 
 def number(text: str, finite: bool = True) -> str | None:
-    """The JSON of what is written as a number; None if it is none. finite: also if it is beyond
-    what a float holds. JSON has such numbers, and so may a grammar of JSON."""
+    """The JSON of what is written as a number; None if it is none. finite: also None if it is
+    beyond what a float holds; JSON has such numbers, and so may a grammar of JSON."""
     if len(text) > MOST_DIGITS or not _NUMBER.fullmatch(text):
         return None
     if _INTEGER.fullmatch(text):
