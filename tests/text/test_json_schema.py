@@ -1,11 +1,14 @@
 """What is refused of a JSON Schema, and what recursion means."""
 
+import contextlib
 import json
 
 import pytest
 
 from octavo.errors import RequestError
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text import json_schema
+from octavo.text.grammar import grammar_of
 from schemas import SCHEMAS
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
@@ -74,6 +77,17 @@ def test_a_schema_that_ends_is_taken(schema):
 def test_the_schemas_of_the_tests_are_taken():
     for schema in SCHEMAS:
         json_schema.load(json.dumps(schema), "f")
+
+
+@pytest.mark.parametrize("odd", [None, 5, -0.0, "x", [], [[]], {}, {"a": None}, [{"a": []}]])
+@pytest.mark.parametrize("name", [
+    "type", "$ref", "prefixItems", "anyOf", "allOf", "required", "properties", "minItems", "items",
+    "pattern", "format",
+])  # fmt: skip
+def test_any_value_of_a_keyword_is_taken_or_refused(name, odd):
+    inner = {"type": "array", "minItems": 1, name: odd}
+    with contextlib.suppress(RequestError):
+        grammar_of(StructuredOutputsParams(json={"properties": {"a": inner}, "required": ["a"]}))
 
 
 def test_classes_stand_for_ascii_characters():

@@ -170,7 +170,8 @@ class _Finite:
     def _is_finite(self, part: Any) -> bool:
         if not isinstance(part, dict) or "enum" in part or "const" in part:
             return True
-        if (ref := part.get("$ref")) in self._targets and ref not in self._finite:
+        ref = part.get("$ref")
+        if isinstance(ref, str) and ref in self._targets and ref not in self._finite:
             return False
         for name in ("anyOf", "oneOf"):
             options = part.get(name)
@@ -184,7 +185,7 @@ class _Finite:
     def _must_nest(self, part: dict[str, Any]) -> bool:
         """Whether each value holds one that cannot be finite."""
         types = part.get("type", ["object", "array", "null"])
-        types = [types] if isinstance(types, str) else types
+        types = types if isinstance(types, list) else [types]
         return not any(
             not self._endless_object(part) if kind == "object"
             else not self._endless_array(part) if kind == "array"
@@ -204,6 +205,7 @@ class _Finite:
         least = part.get("minItems", 0)
         if not isinstance(least, int) or least < 1:
             return False
-        first = part.get("prefixItems") or []
+        first = part.get("prefixItems")
+        first = first if isinstance(first, list) else []
         needed = [*first[:least], *([part.get("items")] if len(first) < least else [])]
         return not all(map(self._is_finite, needed))

@@ -8,8 +8,10 @@ from tests.text.tools.grammars import Calls
 
 from octavo.errors import RequestError
 from octavo.text.answer import CallArguments, CallBegin
+from octavo.text.lark import LarkRules
 from octavo.text.markers import Markers
 from octavo.text.tools.base import Call, Tool
+from octavo.text.tools.parameters import Parameters
 from octavo.text.tools.registry import find
 
 PYTHONIC = find("pythonic")
@@ -49,6 +51,17 @@ def test_what_is_no_literal_ends_the_call_there(literal):
     found = parse(f"[set(a=1, b={literal})] and more")
     assert found.calls == [("set", '{"a": 1, "b": ', False)]
     assert found.content == f"{literal})] and more"
+
+
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder", "glm45", "gemma4"])
+def test_a_schema_may_be_true(name):
+    tool = Tool("set", parameters={"properties": {"a": True, "b": {}}, "required": ["a"]})
+    assert Parameters(tool).enforced().listed == {"a": {}, "b": {}}
+    rules = LarkRules(MARKERS)
+    assert find(name).section(rules, [tool], 1)
+    never = Tool("set", parameters={"properties": {"a": False}})
+    with pytest.raises(RequestError, match="'false' of 'a' cannot be enforced"):
+        find(name).section(LarkRules(MARKERS), [never], 1)
 
 
 def test_deep_lists_are_no_literal():

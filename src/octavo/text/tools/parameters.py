@@ -34,7 +34,12 @@ class Parameters:
         self.root: Schema = tool.parameters
         schema = resolved(self.root, self.root)
         listed = schema.get("properties")
-        self.listed: Mapping[str, Schema] = dict(listed) if isinstance(listed, Mapping) else {}
+        listed = listed if isinstance(listed, Mapping) else {}
+        self._none = next((name for name, part in listed.items() if part is False), None)
+        # A schema may also be true, which any value meets.
+        self.listed: Mapping[str, Schema] = {
+            name: part if isinstance(part, Mapping) else {} for name, part in listed.items()
+        }
         self.required = frozenset(n for n in _list(schema.get("required")) if isinstance(n, str))
         others = schema.get("additionalProperties", "properties" not in schema)
         self.others = None if others is False else others if isinstance(others, Mapping) else {}
@@ -52,6 +57,8 @@ class Parameters:
         schema = resolved(self.root, self.root)
         if keyword := next((name for name in _WHOLE if name in schema), None):
             raise self.error(keyword, "of all parameters together")
+        if self._none is not None:
+            raise self.error("false", f"of {self._none!r}")
         for name in self.required - self.listed.keys():
             if self.others is None:
                 raise self.error("required", f"of {name!r}, which additionalProperties forbids")
