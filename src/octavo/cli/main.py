@@ -24,6 +24,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests in OpenAI's batch format",
     "chat": "talk to a model in the terminal",
     "pull": "fetch a model into the cache",
+    "plan": "what of a model fits on a device, before either is there",
     "bench": "run benchmarks, of Octavo alone or against other engines",
 }
 

@@ -155,7 +155,7 @@ def resolve(model: str, revision: str | None = None) -> ModelFiles:
             return _file(model, path)
     except (OSError, RuntimeError) as error:  # no permission, too long a name, no such home
         raise ModelNotFoundError(f"model {model!r} cannot be opened: {error}") from error
-    if _is_hub_id(model):
+    if is_hub_id(model):
         return _hub(model, revision)
     raise ModelNotFoundError(_absent(model))
 
@@ -178,12 +178,12 @@ def resolve_tokenizer(model: str, revision: str | None, tokenizer: str | None) -
             return path
     except (OSError, RuntimeError) as error:
         raise ModelNotFoundError(f"tokenizer {tokenizer!r} cannot be opened: {error}") from error
-    if _is_hub_id(tokenizer):
+    if is_hub_id(tokenizer):
         return _snapshot(tokenizer, None, list(DESCRIPTIONS))
     raise ModelNotFoundError(_absent(tokenizer, "tokenizer"))
 
 
-def _is_hub_id(model: str) -> bool:
+def is_hub_id(model: str) -> bool:
     """True for `owner/name` and `owner/name:file`, unless it can only be a path."""
     repo, _ = hub.split_id(model)
     if not HUB_ID.fullmatch(repo) or repo.endswith((".gguf", ".safetensors")):
@@ -330,6 +330,14 @@ def _hub_gguf(model: str, repo: str, revision: str | None, file: str) -> ModelFi
         hub.plan(repo, revision, file)  # says which files there are
         raise ModelNotFoundError(f"{repo} on Hugging Face holds no file {file!r}")
     return _file(model, folder / hub.choose_gguf(repo, names, file)[0])
+
+
+def fetch_description(repo: str, revision: str | None) -> Path:
+    """The folder with all that a repository has but weights. Raises ModelNotFoundError."""
+    folder = _snapshot(repo, revision, list(DESCRIPTIONS))
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFoundError(f"{repo} on Hugging Face holds no {CONFIG}")
+    return folder
 
 
 def _snapshot(model: str, revision: str | None, patterns: list[str]) -> Path:

@@ -411,19 +411,13 @@ def _window(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> in
     would be out of all proportion to the weights: then the file's own window is not to be believed.
     """
     longest = spec.max_position if config.max_model_len is None else config.max_model_len
-    tables = {
-        (layer.rope, temperature, layer.attention.head_dim)
-        for layer in spec.layers
-        for temperature in {None, layer.query_temperature}
-        if layer.rope is not None or temperature is not None
-    }
-    position_bytes = sum(head_dim * 4 for *_, head_dim in tables)
+    each = position_bytes(spec)
     most = max(_TABLE_BYTES, sum(tensor.num_bytes for tensor in checkpoint.tensors.values()))
-    if longest * position_bytes > most:
+    if longest * each > most:
         raise NotEnoughMemoryError(
             f"{checkpoint.root}: tables of {longest} positions take "
-            f"{longest * position_bytes / 2**30:.1f} GiB, more than the weights; set max_model_len "
-            f"to at most {most // position_bytes}"
+            f"{longest * each / 2**30:.1f} GiB, more than the weights; set max_model_len "
+            f"to at most {most // each}"
         )
     if config.max_model_len is None:
         return longest
@@ -433,3 +427,14 @@ def _window(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> in
             f"{spec.longest} tokens"
         )
     return config.max_model_len
+
+
+def position_bytes(spec: ModelSpec) -> int:
+    """What tables of rotary embeddings take for each position of the window."""
+    tables = {
+        (layer.rope, temperature, layer.attention.head_dim)
+        for layer in spec.layers
+        for temperature in {None, layer.query_temperature}
+        if layer.rope is not None or temperature is not None
+    }
+    return sum(head_dim * 4 for *_, head_dim in tables)

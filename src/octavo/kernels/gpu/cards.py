@@ -5,6 +5,12 @@ import torch
 from octavo.devices import OLDEST_GPU as OLDEST
 from octavo.errors import ConfigError
 
+# In which types, and by which methods for quantized weights (`quant.base.METHODS`), GPUs compute.
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DEFAULT_DTYPE = torch.bfloat16
+QUANTIZATION = ("int8", "int4", "fp8")
+# Plain torch is so slow that it must be asked for.
+ATTENTION_ORDER = ("triton",)
 # The compute capability that converts float8_e4m3fn.
 OLDEST_FP8 = (8, 9)
 
@@ -46,11 +52,14 @@ def converts_fp8(device: torch.device) -> bool:
 
 def check_kv(device: torch.device, kv_dtype: str) -> None:
     """Raise ConfigError if the GPU cannot hold the KV cache in `kv_dtype`."""
-    if not kv_dtype.startswith("fp8"):
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST_FP8:
-        name = torch.cuda.get_device_name(device)
+    if kv_dtype.startswith("fp8"):
+        capability = torch.cuda.get_device_capability(device)
+        check_kv_of(torch.cuda.get_device_name(device), capability, kv_dtype)
+
+
+def check_kv_of(name: str, capability: tuple[int, int], kv_dtype: str) -> None:
+    """The same of a GPU of that name and compute capability."""
+    if kv_dtype.startswith("fp8") and capability < OLDEST_FP8:
         raise ConfigError(
             f"kv_cache_dtype {kv_dtype} needs compute capability {OLDEST_FP8[0]}.{OLDEST_FP8[1]} "
             f"or newer (L4, RTX 40, H100 ...), and {name} has {capability[0]}.{capability[1]}; "

@@ -20,7 +20,6 @@ from octavo.kernels.capture import CapturedRun
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.gpu import cards, fused_call, graph, memory, sampling_call, uploads
 from octavo.kernels.gpu.experts_call import GpuModelProducts
-from octavo.kernels.gpu.linear import FP8, INT4, INT8
 from octavo.kernels.gpu.memory import GpuMemory
 from octavo.kernels.gpu.staging import Staging, copies_of
 from octavo.kernels.gpu.uploads import Uploads
@@ -39,12 +38,11 @@ class _TritonDevice:
     shares_host_memory = False
     pads_steps = True
     runs_ahead = True
-    # Plain torch is so slow that it must be asked for.
-    attention_order: Sequence[str] = ("triton",)
-    quantization: Sequence[str] = (INT8, INT4, FP8)
+    attention_order: Sequence[str] = cards.ATTENTION_ORDER
+    quantization: Sequence[str] = cards.QUANTIZATION
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
-    dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16, torch.float32)
+    dtypes: Collection[torch.dtype] = cards.DTYPES
     _piece = uploads.PIECE
 
     def start(self) -> None:
@@ -159,7 +157,7 @@ class CudaDevice(_TritonDevice):
         self._copies = memory.BlockCopies(self._device)
 
     def default_dtype(self) -> torch.dtype:
-        return torch.bfloat16
+        return cards.DEFAULT_DTYPE
 
     def memory(self) -> GpuMemory:
         return memory.measure(self._device)
