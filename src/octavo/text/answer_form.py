@@ -77,8 +77,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         return _checked(rules.grammar(start), "tools" if structured is None else structured.param)
 
     def sections(self, tokenizer: Tokenizer) -> Sections | None:
-        """Where the grammar holds, if that is not everywhere: behind the token that begins calls,
-        in an answer that is free otherwise; or behind the one that ends the reasoning."""
+        """Where the grammar holds, if that is not everywhere: after the token that begins calls,
+        in an answer that is free otherwise; or after the one that ends the reasoning."""
         calls, markers = self._calls, self._all_markers(tokenizer)
         if calls is not None:
             trigger = None if self._forced else calls.trigger(markers)

@@ -72,7 +72,7 @@ def _definitions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _inner_first(refs: Mapping[str, list[str]]) -> Iterator[str]:
-    """Names, each behind those that it refers to, as far as they do not refer back."""
+    """Names, each after those that it refers to, as far as they do not refer back."""
     seen: set[str] = set()
     for start in refs:
         left = [(start, iter(refs[start]))] if start not in seen else []

@@ -89,7 +89,7 @@ class ReasoningParser:
         return self._reasoning(text)
 
     def _end(self) -> list[Event] | None:
-        """Behind the reasoning."""
+        """After the reasoning: an end may be repeated."""
         self._held = self._held.lstrip(self._blank)
         for word in self._ends:
             if self._held.startswith(word):

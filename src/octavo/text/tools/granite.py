@@ -1,4 +1,4 @@
-"""Granite 3: a list of JSON objects behind `<|tool_call|>`. Granite 4 writes as Hermes does."""
+"""Granite 3: a list of JSON objects after `<|tool_call|>`. Granite 4 writes as Hermes does."""
 
 from octavo.text.tools.json_object import JsonObjectFormat
 

@@ -108,7 +108,7 @@ class HarmonyParser(SectionParser):
         yield from super()._answer()
 
     def _first(self) -> Steps[None]:
-        """Where the prompt ends in reasoning, or in the role, behind which a recipient may come."""
+        """Where the prompt ends in reasoning, or in the role, after which a recipient may come."""
         if self._in_reasoning:
             yield from self.section((yield from self._reasoning()))
             return

@@ -18,7 +18,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonObjectFormat(ToolFormat):
-    """A format whose sections are `begin`, JSON objects with `opening` before and `closing` behind.
+    """A format whose sections are `begin`, then JSON objects between `opening` and `closing`.
 
     begins, end: what else may open a section, and what closes one, for the parser. ends: what
     closes one instead, by what has opened it. key: of the arguments. between: two calls of one

@@ -20,7 +20,7 @@ _Expected = Literal[
 
 
 class JsonScanner:
-    """Reads one value, and nothing behind it, in any pieces.
+    """Reads one value, and nothing after it, in any pieces.
 
     complete: the value has ended. failed: it is no JSON, from the character where `feed` stopped.
 

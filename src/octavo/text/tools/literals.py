@@ -37,7 +37,7 @@ _OTHER_INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]
 
 class Notation(msgspec.Struct, frozen=True):
     """words: true, false and null. string: writes one. key: writes one of an object. comma, colon:
-    with the space behind. string_rule, any_key_rule: the grammar of a string, and of keys."""
+    with the space after it. string_rule, any_key_rule: the grammar of a string, and of keys."""
 
     words: Mapping[bool | None, str]
     string: Callable[[str], str]

@@ -1,4 +1,4 @@
-"""Phi-4-mini: a list of JSON objects behind the word `functools`."""
+"""Phi-4-mini: a list of JSON objects after the word `functools`."""
 
 from types import MappingProxyType
 

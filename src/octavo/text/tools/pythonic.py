@@ -22,7 +22,7 @@ _MAX_KEY = 200
 _OTHER_KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}="
 _QUOTES = ('"""', "'''", '"', "'")
 _PLAIN = re.compile(r"[^'\"\\]+")
-_MAX_SPACE = 200  # behind a quote
+_MAX_SPACE = 200  # after a quote
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0",
             "\\": "\\", "'": "'", '"': '"', "\n": ""}  # fmt: skip
 _DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -52,9 +52,9 @@ NOTATION = Notation(
 
 
 class PythonicFormat(ToolFormat):
-    """A format whose sections are `begin`, calls with `opening` before and `closing` behind, `end`.
+    """A format whose sections are `begin`, calls between `opening` and `closing`, and `end`.
 
-    between: two calls. space: what a model may write behind `begin` and before `end`. wrap: what
+    between: two calls. space: what a model may write after `begin` and before `end`. wrap: what
     may stand around a list that begins an answer, where there is no `begin`.
     """
 

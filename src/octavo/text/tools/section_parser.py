@@ -70,7 +70,7 @@ class SectionParser(ABC):
 
     @abstractmethod
     def section(self, begin: str) -> Steps[None]:
-        """Reads a section from behind `begin`. Raises NoCallError where the text is none."""
+        """Reads a section, from after `begin`. Raises NoCallError where the text is none."""
 
     def feed(self, text: str) -> list[Event]:
         self._text = self._text[self._start :] + text
@@ -171,7 +171,7 @@ class SectionParser(ABC):
         return self._markers.spelled(found[0])
 
     def after(self, count: int) -> Steps[str]:
-        """The character `count` behind the next one, which is not read by this."""
+        """The character `count` places after the next one, which is not read by this."""
         while self._at + count >= len(self._text):
             yield from self.more()
         return self._text[self._at + count]
@@ -288,7 +288,7 @@ class SectionParser(ABC):
         self._start = self._at
 
     def _find_section(self) -> Steps[bool]:
-        """Reads up to behind what opens the next section; content before it is decided."""
+        """Reads to the end of what opens the next section; content before it is decided."""
         while True:
             if found := self._begin.search(self._text, self._at):
                 self._at = found.start()

@@ -25,8 +25,8 @@ _OTHER_KEY = "[A-Za-z_$][A-Za-z0-9_.$-]{0,63}"
 class TaggedFormat(ToolFormat):
     """A format whose sections are `begin`, calls with tags, and `end`.
 
-    call: what stands before and behind a name, then what closes the call. key: what stands before
-    and behind a parameter's name; a third part is what opens its value. value_end: closes it. line:
+    call: what stands before and after a name, then what closes the call. key: what stands before
+    and after a parameter's name; a third part is what opens its value. value_end: closes it. line:
     what stands between the parts. padded: whether it also stands around a value, and is none of it.
     lead: one character that stands between content and a section. also_begins: what a section may
     begin with where the model forgets `begin`.
