@@ -280,12 +280,12 @@ def _lengths(sized: _Sized, asked: Sequence[tuple[int, int]]) -> tuple[Lengths, 
 def _requests(sized: _Sized, prompt: int, output: int) -> Lengths:
     groups, size = sized.layout.groups, sized.config.block_size
     last = blocks_needed(groups, prompt + output, size)
-    steps = range(prompt + 1, prompt + output + 1, size) or range(prompt + output, prompt + 1)
-    mean = sum(blocks_needed(groups, tokens, size) for tokens in steps) / max(1, len(steps))
+    lives = range(prompt + 1, prompt + output + 1, size)
+    mean = sum(blocks_needed(groups, tokens, size) for tokens in lives) / len(lives)
     blocks = sized.pools.blocks
     return Lengths(
         prompt, output, last, last * sized.layout.block_bytes, blocks // last,
-        int(blocks / (mean or last)),
+        int(blocks / mean),
     )  # fmt: skip
 
 

@@ -18,6 +18,10 @@ from octavo.config import EngineConfig
 from octavo.kernels.gpu import device as gpu
 from octavo.kernels.gpu.device import InterpretDevice
 from octavo.models.registry import FAMILIES
+from octavo.planner.plan import make_plan
+from octavo.planner.target import CardDevice, Target
+from octavo.runner.memory import PartOfMemory
+from octavo.runner.model_runner import ModelRunner
 
 PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (14, 15, 30, 31)]
 
@@ -171,3 +175,34 @@ def test_inputs_are_copies() -> None:
     tensor = device.tensor("positions", array)
     array[:] = 9
     assert torch.equal(tensor, torch.arange(3))
+
+
+class SameMemory(Target):
+    """Whatever is loaded, as `InterpretDevice.memory` has it."""
+
+    def after(self, loaded: int) -> PartOfMemory:
+        return self.before
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_gpu_has_the_sums_of_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured steps and pools included, given the peak that is measured."""
+    config = EngineConfig(
+        model=str(kit.tiny(tmp_path)), device="interpret", load_progress=False, max_num_seqs=2,
+        max_num_batched_tokens=4, cuda_graph_sizes="2", swap_space=0.001, dtype="float32",
+    )  # fmt: skip
+    runner = ModelRunner(config)
+    limits = runner.limits
+    runner.close()
+    monkeypatch.setattr("octavo.planner.estimates._step_bytes", lambda *_: 2**26)
+    found = InterpretDevice(config).memory()
+    before = PartOfMemory(found.total, found.free, found.used)
+    plan = make_plan(config, SameMemory("a card", CardDevice(config.graph_sizes), before))
+    assert plan.memory == limits.memory
+    assert plan.captured == limits.memory["captured"] > 2**24
+    sizes = (plan.num_blocks + 1, plan.num_host_blocks, plan.block_bytes, plan.max_model_len)
+    assert sizes == (
+        limits.num_blocks, limits.num_host_blocks, limits.block_bytes, limits.max_model_len
+    )  # fmt: skip
