@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from octavo.errors import EngineError
-from octavo.server.sse import Answer, EventStream, Wire, event, named_event, to_json
+from octavo.server.sse import Answer, EventStream, Streams, Wire, event, named_event, to_json
 from serving import wait_until
 
 
@@ -52,7 +52,7 @@ class Peer:
 
 async def run_stream(peer, values, stall=10.0):
     ends = []
-    await EventStream(values, [], ends.append, stall)({}, peer.receive, peer.send)
+    await EventStream(values, [], ends.append, Streams(stall))({}, peer.receive, peer.send)
     assert len(ends) == 1
     return ends[0]
 
@@ -98,7 +98,7 @@ def test_an_api_may_name_its_events_and_end_streams_and_errors_its_own_way():
         return peer.body
 
     wire = Wire(named_event, lambda fault: {"type": "error", "text": fault.message}, b"")
-    stream = EventStream(values(), [], lambda error: None, 10, wire)
+    stream = EventStream(values(), [], lambda error: None, Streams(10), wire)
     assert asyncio.run(run(stream, Peer())) == (
         b'event: piece\ndata: {"type":"piece","text":"a\\n"}\n\n'
         b'event: error\ndata: {"type":"error","text":"broken"}\n\n'

@@ -1,31 +1,28 @@
 """A running server behind `octavo chat --url URL`: OpenAI's chat interface, a connection a call.
 
 Tokens are counted by `/tokenize`, which Octavo and vLLM have; for other servers the conversation
-finds the room by trying. Not here: proxies, redirects, retries.
+finds the room by trying.
 """
 
 import contextlib
 import http.client
 import json
-import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from octavo.bench.answer import EventReader
-from octavo.bench.http import Address
 from octavo.cli.chat_backend import Message, Piece, Prompt
+from octavo.cli.server_connection import ServerConnection
 from octavo.errors import (
     ConfigError,
     ContextLengthError,
     OctavoError,
     RequestError,
     brief,
-    cause,
     shown,
 )
 from octavo.params import SamplingParams
 
-_CONNECT_SECONDS = 10
 _FORM = "structured_outputs"  # which OpenAI's interface has as `response_format`
 _Fields = Mapping[str, Any]
 
@@ -36,14 +33,8 @@ class ServerBackend:
     knows_defaults = False
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
-        whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
-        self._address = address = Address.parse(whole, "url")
-        self._path = address.path.removesuffix("/v1")
-        scheme = "https" if address.tls else "http"
-        self._url = f"{scheme}://{address.host_header}{self._path}"
-        self._headers = {"User-Agent": "octavo-chat", "Content-Type": "application/json"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {key}"
+        self._server = ServerConnection(url, key, "octavo-chat")
+        self._url = self._server.url
         self._counts = True  # until /tokenize says otherwise
         try:
             card = _choose(self._models(), model, self._url)
@@ -116,35 +107,12 @@ class ServerBackend:
     def _request(
         self, method: str, path: str, body: _Fields | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """One call. Leaving the block closes the connection, which aborts an answer."""
-        connection = self._connection()
-        response: http.client.HTTPResponse | None = None
-        try:
-            connection.connect()
-            connection.sock.settimeout(None)  # a long prompt takes its time
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._path + path, data, self._headers)
-            response = connection.getresponse()
+        """One call that succeeds. Leaving the block closes the connection, which aborts an
+        answer."""
+        with self._server.request(method, path, body) as response:
             if response.status != 200:
                 raise _error(response.status, response.read(), f"{self._url}{path}")
             yield response
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestError(
-                f"the server at {self._url} does not answer: {cause(error)}"
-            ) from None
-        finally:
-            if response is not None:
-                response.close()
-            connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self._address.host, self._address.port
-        if self._address.tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                host, port, timeout=_CONNECT_SECONDS, context=context
-            )
-        return http.client.HTTPConnection(host, port, timeout=_CONNECT_SECONDS)
 
 
 class _NotFoundError(RequestError):

@@ -44,8 +44,7 @@ async def create_chat(service: Service, request: Request) -> Response:
     writer = _Writer(dialogue, body)
     headers = dialogue.generation.headers
     if body.stream:
-        stall = service.options.stall_timeout
-        return EventStream(writer.chunks(), headers, dialogue.close, stall)
+        return EventStream(writer.chunks(), headers, dialogue.close, service.streams)
     return Answer(writer.whole(), headers, dialogue.close)
 
 

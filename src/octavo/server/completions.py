@@ -54,8 +54,7 @@ async def create_completion(service: Service, request: Request) -> Response:
         generation = await submit(service, request, body, "cmpl-", prompted)
     writer = _Writer(generation, body)
     if body.stream:
-        stall = service.options.stall_timeout
-        return EventStream(writer.chunks(), generation.headers, generation.close, stall)
+        return EventStream(writer.chunks(), generation.headers, generation.close, service.streams)
     return Answer(writer.whole(), generation.headers, generation.close)
 
 

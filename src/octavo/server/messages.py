@@ -59,8 +59,7 @@ async def create_message(service: Service, request: Request) -> Response:
     headers = [*dialogue.generation.headers, (REQUEST_ID.encode(), name.encode())]
     wire = Wire(named_event, partial(messages_error, request_id=name), b"")
     if body.stream:
-        stall = service.options.stall_timeout
-        return EventStream(writer.events(), headers, dialogue.close, stall, wire)
+        return EventStream(writer.events(), headers, dialogue.close, service.streams, wire)
     return Answer(writer.whole(), headers, dialogue.close, wire)
 
 

@@ -7,7 +7,7 @@ what clients were given, so they equal the sum of `usage`.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -23,6 +23,7 @@ from octavo.engine.routing import REASONS, Reason
 from octavo.engine.stats import COUNT_BUCKETS, EngineStats, LatestStats, Observations, exported
 from octavo.errors import QueueFullError
 from octavo.outputs import FinishReason
+from octavo.server.sse import Streams
 
 
 def _full(name: str) -> str:
@@ -54,6 +55,8 @@ class Metrics(Observer):
         self._engines = [{"model_name": model_name, "engine": str(i)} for i in range(engines)]
         self._latest = LatestStats()
         self.down: Callable[[], Collection[int]] = dict  # those that do not answer
+        self.config: Mapping[str, str] = {}  # settings, as `config_info` has them
+        self.streams: Streams | None = None
         self._capabilities: dict[int, EngineCapabilities] = {}
         self.registry = CollectorRegistry()
         self.totals = Totals()
@@ -94,6 +97,9 @@ class Metrics(Observer):
         self._resumed = self._counter(
             "octavo:requests_resumed",
             "Requests that this engine continues after the death of the one that had them.",
+        )
+        self._deaths = self._counter(
+            "octavo:engine_deaths", "How often this engine has died or ended by itself."
         )
         if engines > 1:
             self._routed = self._counter(
@@ -144,6 +150,7 @@ class Metrics(Observer):
 
     def lost(self, engine: int) -> None:
         """An engine is dead: nothing runs there."""
+        self._deaths[engine][""].inc()
         self._latest.lost(engine)
 
     def routed(self, engine: int, reason: Reason) -> None:
@@ -195,6 +202,9 @@ class Metrics(Observer):
             "octavo:engine_up", "Whether the engine answers.",
             [int(engine not in down) for engine in range(len(stats))], counter=False,
         )  # fmt: skip
+        yield from self._streaming()
+        if self.config:
+            yield self._config_info()
         yield self._waiting_by_reason([one.waiting if one else 0 for one in stats])
         if self._capabilities:
             yield from self._policy(stats)
@@ -215,6 +225,29 @@ class Metrics(Observer):
         for labels, value in zip(self._engines, values, strict=True):
             metric.add_metric(list(labels.values()), value)
         return metric
+
+    def _streaming(self) -> Iterator[Metric]:
+        """Of the whole server: a stream may have choices of several engines."""
+        names = ["model_name"]
+        unread = GaugeMetricFamily(
+            "octavo:streams_unread", "Streams whose client takes nothing now.", labels=names
+        )
+        stalled = CounterMetricFamily(
+            "octavo:streams_stalled", "Streams that ended since their client read nothing.",
+            labels=names,
+        )  # fmt: skip
+        model, streams = [self._engines[0]["model_name"]], self.streams
+        unread.add_metric(model, streams.unread() if streams else 0)
+        stalled.add_metric(model, streams.stalled if streams else 0)
+        return iter((unread, stalled))
+
+    def _config_info(self) -> Metric:
+        info = GaugeMetricFamily(
+            "octavo:config_info", "Settings, and the processors that there are for the server.",
+            labels=["model_name", *self.config],
+        )  # fmt: skip
+        info.add_metric([self._engines[0]["model_name"], *self.config.values()], 1)
+        return info
 
     def _waiting_by_reason(self, waiting: Sequence[int]) -> Metric:
         """All wait for room: nothing is deferred to a remote transfer here."""

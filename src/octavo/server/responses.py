@@ -64,8 +64,7 @@ async def create_response(service: Service, request: Request) -> Response:
     headers = dialogue.generation.headers
     if asked.body.stream:
         wire = Wire(named_event, writer.failed, b"")
-        stall = service.options.stall_timeout
-        return EventStream(writer.events(), headers, dialogue.close, stall, wire)
+        return EventStream(writer.events(), headers, dialogue.close, service.streams, wire)
     return Answer(writer.whole(), headers, dialogue.close)
 
 

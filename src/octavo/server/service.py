@@ -18,10 +18,12 @@ from octavo.engine.client import EXECUTOR, EngineClient
 from octavo.errors import OctavoError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
+from octavo.server.config_info import config_labels
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.metrics import Metrics
 from octavo.server.options import ServerConfig
 from octavo.server.prompts import PromptEncoder
+from octavo.server.sse import Streams
 
 logger = get_logger(__name__)
 
@@ -39,7 +41,10 @@ class Service:
         self.config = config
         self.options = options
         self.names = _served_names(config, options)
+        self.streams = Streams(options.stall_timeout)
         self.metrics = Metrics(self.names[0], config.data_parallel_size)
+        self.metrics.config = config_labels(config)
+        self.metrics.streams = self.streams
         self.prompts = PromptEncoder(config)
         self.created = int(time.time())
         self.defaults: Mapping[str, Any] = {}  # the model's own sampling defaults

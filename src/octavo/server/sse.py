@@ -7,6 +7,7 @@ waits, merged, in one place (see `engine.client`), not in a growing queue.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -21,6 +22,8 @@ from octavo.server.errors import HTTPError, fault_of
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# Of a stream that waits for its client: longer than a busy client or a slow network takes.
+UNREAD_SECONDS = 1.0
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -106,6 +109,27 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": body})
 
 
+class Streams:
+    """The open streams of a server. stall_timeout: seconds without a read after which one ends.
+
+    stalled: how many have ended so.
+    """
+
+    def __init__(self, stall_timeout: float) -> None:
+        self.stall_timeout = stall_timeout
+        self.stalled = 0
+        self.open: set[EventStream] = set()
+
+    def unread(self) -> int:
+        """Streams whose client has taken nothing for a while, so that their text waits here.
+
+        May be called from any thread.
+        """
+        since = time.monotonic() - UNREAD_SECONDS
+        waiting = [stream.sending_since for stream in list(self.open)]
+        return sum(sending is not None and sending < since for sending in waiting)
+
+
 class EventStream(Response):
     """An ASGI response that sends each value of `values` as an event, and then the API's end.
 
@@ -118,7 +142,7 @@ class EventStream(Response):
         values: AsyncGenerator[Any, None],
         headers: Headers,
         close: Close,
-        stall_timeout: float,
+        streams: Streams,
         wire: Wire = OPENAI,
     ) -> None:
         super().__init__()
@@ -127,28 +151,28 @@ class EventStream(Response):
         self._close = close
         self._closed = False
         self._error: Exception | None = None
-        self._stall_timeout = stall_timeout
+        self._streams = streams
         self._wire = wire
-        self._sending_since: float | None = None
+        self.sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._streams.open.add(self)
         work = asyncio.ensure_future(self._write(send))
         try:
             disconnected = await _disconnected_first(
-                work, receive, self._stalled, self._stall_timeout / 4
+                work, receive, self._stalled, self._streams.stall_timeout / 4
             )
         finally:
+            self._streams.open.discard(self)
             self._end()
         if not disconnected:
             work.result()
 
     async def _write(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-
         async def put(body: bytes, more: bool = True) -> None:
-            self._sending_since = loop.time()
+            self.sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": body, "more_body": more})
-            self._sending_since = None
+            self.sending_since = None
 
         await send(
             {
@@ -174,12 +198,11 @@ class EventStream(Response):
             self._close(self._error)
 
     def _stalled(self) -> bool:
-        since = self._sending_since
-        late = since is not None and (
-            asyncio.get_running_loop().time() - since > self._stall_timeout
-        )
+        since, limit = self.sending_since, self._streams.stall_timeout
+        late = since is not None and time.monotonic() - since > limit
         if late:
-            logger.warning("a client read nothing for %g s; its stream ends", self._stall_timeout)
+            self._streams.stalled += 1
+            logger.warning("a client read nothing for %g s; its stream ends", limit)
         return late
 
 
