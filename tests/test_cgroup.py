@@ -130,6 +130,15 @@ def test_groups_above_and_the_soft_limit_count(tree):
     assert [(m.limit, m.free) for m in cgroup.memory_limits()] == [(3 * GIB, 2 * GIB), (2 * GIB, 0)]
 
 
+def test_what_a_quota_cut_short_is_counted_by_the_group_that_has_it(tree):
+    tree.process("0::/pod/box")
+    tree.mount("unified")
+    assert cgroup.throttling() is None
+    tree.write("unified/pod/box", cpu_stat="usage_usec 5")
+    tree.write("unified/pod", cpu_stat="usage_usec 5\nnr_periods 40\nnr_throttled 7")
+    assert cgroup.throttling() == cgroup.Throttling(40, 7)
+
+
 def test_this_machine_s_groups_can_be_read():
     quota = cgroup.processor_quota()
     assert quota is None or quota > 0

@@ -26,6 +26,14 @@ class MemoryLimit:
         return max(0, self.limit - self.used)
 
 
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """Of a group's quota: periods in which its processes ran, and those that were cut short."""
+
+    periods: int
+    throttled: int
+
+
 def processor_quota() -> float | None:
     """Processors' worth of time that this process may use; None where no group limits it."""
     found = []
@@ -36,6 +44,17 @@ def processor_quota() -> float | None:
         if quota and period:
             found.append(quota / period)
     return min(found, default=None)
+
+
+def throttling() -> Throttling | None:
+    """Of the group whose quota cut most periods short; None where no group counts them."""
+    tables = [_table(group / "cpu.stat") for group in _groups("cpu")]
+    found = [
+        Throttling(table["nr_periods"], table["nr_throttled"])
+        for table in tables
+        if "nr_periods" in table and "nr_throttled" in table
+    ]
+    return max(found, key=lambda one: one.throttled, default=None)
 
 
 def memory_limits() -> list[MemoryLimit]:

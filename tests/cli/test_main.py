@@ -13,7 +13,7 @@ from octavo.errors import ConfigError
 
 
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
-    helpers = {"__init__", "main", "arguments", "preparation", "prompts"}
+    helpers = {"__init__", "main", "arguments", "preparation", "prompts", "server_connection"}
     files = {path.stem for path in Path(octavo.cli.__file__).parent.glob("*.py")} - helpers
     commands = {name.replace("-", "_") for name in frame.COMMANDS}
     parts = {name for name in files if name.partition("_")[0] in commands}  # as chat_input

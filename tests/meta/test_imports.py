@@ -44,7 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("runner",),
     ("engine", "planner"),
-    ("llm", "async_llm", "server", "sim", "bench"),
+    ("llm", "async_llm", "server", "sim", "bench", "doctor"),
     ("llm_engine",),
     ("cli", "entrypoints", "v1"),
 )
@@ -64,6 +64,7 @@ TORCH_FREE_PARTS = (
     "server",
     "sim",
     "bench",
+    "doctor",
     "cli",
 )
 TORCH_FREE_FILES = (

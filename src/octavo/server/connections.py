@@ -6,7 +6,10 @@ shape; and where descriptors run out, idle connections are closed first.
 """
 
 import asyncio
+import fcntl
 import http
+import sys
+import termios
 from enum import IntEnum
 from typing import Any
 
@@ -24,6 +27,8 @@ logger = get_logger(__name__)
 
 _VERSIONS = (b"1.0", b"1.1")
 _BATCHES = 8  # a batch of accepted connections is this part of the most connections
+# A client that reads acknowledges within a round trip, in which few events are sent.
+_UNREAD_BYTES = 1 << 14
 _MAX_BATCH = 256
 
 
@@ -138,6 +143,12 @@ class Connections:
             limits.head_seconds,
         )
         self._closed_early = 0
+        self.open: set[Connection] = set()
+        self.timed_out = 0  # by the kernel: the client acknowledged nothing
+
+    def unread(self) -> int:
+        """How many clients leave much of their answer untaken. May be called from any thread."""
+        return sum(connection.unsent() >= _UNREAD_BYTES for connection in list(self.open))
 
     @property
     def batch(self) -> int:
@@ -209,6 +220,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._table.open.add(self)
         full = len(self.connections) > self._table.most and not self._table.make_room()
         self._enter(State.SILENT)
         if full:
@@ -217,7 +229,20 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
+        self._table.open.discard(self)
+        if isinstance(exc, TimeoutError):
+            self._table.timed_out += 1
         super().connection_lost(exc)
+
+    def unsent(self) -> int:
+        """Bytes that wait here, or in the system for the client's acknowledgement."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            waiting = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        except (OSError, ValueError):  # closed meanwhile
+            return 0
+        here: int = self.transport.get_write_buffer_size()
+        return here + int.from_bytes(waiting, sys.byteorder)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

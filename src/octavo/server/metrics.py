@@ -23,7 +23,6 @@ from octavo.engine.routing import REASONS, Reason
 from octavo.engine.stats import COUNT_BUCKETS, EngineStats, LatestStats, Observations, exported
 from octavo.errors import QueueFullError
 from octavo.outputs import FinishReason
-from octavo.server.sse import Streams
 
 
 def _full(name: str) -> str:
@@ -56,7 +55,8 @@ class Metrics(Observer):
         self._latest = LatestStats()
         self.down: Callable[[], Collection[int]] = dict  # those that do not answer
         self.config: Mapping[str, str] = {}  # settings, as `config_info` has them
-        self.streams: Streams | None = None
+        self.unread: Callable[[], int] = int  # connections whose clients do not read
+        self.stalled: Callable[[], int] = int  # those that ended for it
         self._capabilities: dict[int, EngineCapabilities] = {}
         self.registry = CollectorRegistry()
         self.totals = Totals()
@@ -202,7 +202,7 @@ class Metrics(Observer):
             "octavo:engine_up", "Whether the engine answers.",
             [int(engine not in down) for engine in range(len(stats))], counter=False,
         )  # fmt: skip
-        yield from self._streaming()
+        yield from self._clients()
         if self.config:
             yield self._config_info()
         yield self._waiting_by_reason([one.waiting if one else 0 for one in stats])
@@ -226,19 +226,18 @@ class Metrics(Observer):
             metric.add_metric(list(labels.values()), value)
         return metric
 
-    def _streaming(self) -> Iterator[Metric]:
-        """Of the whole server: a stream may have choices of several engines."""
-        names = ["model_name"]
+    def _clients(self) -> Iterator[Metric]:
+        """Of the whole server: a connection belongs to no engine."""
+        model, names = [self._engines[0]["model_name"]], ["model_name"]
         unread = GaugeMetricFamily(
-            "octavo:streams_unread", "Streams whose client takes nothing now.", labels=names
+            "octavo:connections_unread", "Connections whose client takes nothing now.", labels=names
         )
         stalled = CounterMetricFamily(
-            "octavo:streams_stalled", "Streams that ended since their client read nothing.",
+            "octavo:connections_stalled", "Connections that ended since their client read nothing.",
             labels=names,
         )  # fmt: skip
-        model, streams = [self._engines[0]["model_name"]], self.streams
-        unread.add_metric(model, streams.unread() if streams else 0)
-        stalled.add_metric(model, streams.stalled if streams else 0)
+        unread.add_metric(model, self.unread())
+        stalled.add_metric(model, self.stalled())
         return iter((unread, stalled))
 
     def _config_info(self) -> Metric:

@@ -58,6 +58,8 @@ class Runner:
         limits = replace(limits, keep_alive_seconds=options.keep_alive_timeout)
         self._listener = listener
         self._connections = Connections(limits, 0)
+        service.metrics.unread = self._connections.unread
+        service.metrics.stalled = lambda: service.streams.stalled + self._connections.timed_out
         self._gate = Gate(create_app(service), service)
         observed = HTTPMetrics(self._gate, service.metrics.registry, PATHS, options.root_path)
         self._server = _Server(

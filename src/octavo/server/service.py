@@ -44,7 +44,6 @@ class Service:
         self.streams = Streams(options.stall_timeout)
         self.metrics = Metrics(self.names[0], config.data_parallel_size)
         self.metrics.config = config_labels(config)
-        self.metrics.streams = self.streams
         self.prompts = PromptEncoder(config)
         self.created = int(time.time())
         self.defaults: Mapping[str, Any] = {}  # the model's own sampling defaults

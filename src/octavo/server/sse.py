@@ -7,7 +7,6 @@ waits, merged, in one place (see `engine.client`), not in a growing queue.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -22,8 +21,6 @@ from octavo.server.errors import HTTPError, fault_of
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-# Of a stream that waits for its client: longer than a busy client or a slow network takes.
-UNREAD_SECONDS = 1.0
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -110,24 +107,14 @@ class Answer(Response):
 
 
 class Streams:
-    """The open streams of a server. stall_timeout: seconds without a read after which one ends.
+    """What the streams of a server have in common.
 
-    stalled: how many have ended so.
+    stall_timeout: seconds without a read after which one ends. stalled: how many have ended so.
     """
 
     def __init__(self, stall_timeout: float) -> None:
         self.stall_timeout = stall_timeout
         self.stalled = 0
-        self.open: set[EventStream] = set()
-
-    def unread(self) -> int:
-        """Streams whose client has taken nothing for a while, so that their text waits here.
-
-        May be called from any thread.
-        """
-        since = time.monotonic() - UNREAD_SECONDS
-        waiting = [stream.sending_since for stream in list(self.open)]
-        return sum(sending is not None and sending < since for sending in waiting)
 
 
 class EventStream(Response):
@@ -153,26 +140,26 @@ class EventStream(Response):
         self._error: Exception | None = None
         self._streams = streams
         self._wire = wire
-        self.sending_since: float | None = None
+        self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.open.add(self)
         work = asyncio.ensure_future(self._write(send))
         try:
             disconnected = await _disconnected_first(
                 work, receive, self._stalled, self._streams.stall_timeout / 4
             )
         finally:
-            self._streams.open.discard(self)
             self._end()
         if not disconnected:
             work.result()
 
     async def _write(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+
         async def put(body: bytes, more: bool = True) -> None:
-            self.sending_since = time.monotonic()
+            self._sending_since = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": more})
-            self.sending_since = None
+            self._sending_since = None
 
         await send(
             {
@@ -198,8 +185,8 @@ class EventStream(Response):
             self._close(self._error)
 
     def _stalled(self) -> bool:
-        since, limit = self.sending_since, self._streams.stall_timeout
-        late = since is not None and time.monotonic() - since > limit
+        since, limit = self._sending_since, self._streams.stall_timeout
+        late = since is not None and asyncio.get_running_loop().time() - since > limit
         if late:
             self._streams.stalled += 1
             logger.warning("a client read nothing for %g s; its stream ends", limit)
