@@ -175,6 +175,7 @@ def test_prompts_that_share_nothing(start):
     assert "prompt tokens found in the cache" in evidence(watched.snapshot(), "prefix-cache-misses")
 
 
+@pytest.mark.slow
 def test_streams_that_nobody_reads(start):
     server = start({"stall_timeout": 1.0}, max_model_len=20_000, num_gpu_blocks_override=6000)
     watched = Watched(server)

@@ -6,7 +6,7 @@ from octavo.server.config_info import config_labels
 
 def test_settings_as_text(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    config = EngineConfig(model="/home/me/secret", max_num_seqs=5, scheduler="mine.policy:Own,x=1")
+    config = EngineConfig(model="/models/secret", max_num_seqs=5, scheduler="mine.policy:Own,x=1")
     found = config_labels(config)
     assert found["max_num_seqs"] == "5"
     assert found["max_waiting"] == str(4 * 5 + 1024)

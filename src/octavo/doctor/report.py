@@ -67,11 +67,11 @@ def _head(snapshot: Snapshot) -> str:
     return (
         f"{snapshot.url}: {snapshot.last.model}{version}{window}, up {spoken(snapshot.uptime)}\n"
         f"now: {now['running']:.0f} running, {now['waiting']:.0f} waiting, "
-        f"{now['swapped']:.0f} swapped; {percent(now['kv_cache_usage'])} of the KV cache held; "
-        f"{now['prompt_tokens_per_second']:.4g} prompt and "
-        f"{now['generation_tokens_per_second']:.4g} generated tokens/s\n"
+        f"{now['swapped']:.0f} swapped; {percent(now['kv_cache_usage'])} of the KV cache held\n"
         f"{snapshot.recent.words}: {now['requests_per_second']:.3g} new requests/s, "
-        f"{now['steps_per_second']:.3g} steps/s"
+        f"{now['steps_per_second']:.3g} steps/s; in the last 10 s: "
+        f"{now['prompt_tokens_per_second']:.4g} prompt, "
+        f"{now['generation_tokens_per_second']:.4g} generated tokens/s"
     )
 
 
