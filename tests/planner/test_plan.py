@@ -209,6 +209,9 @@ def test_a_config_alone_gives_the_plan_of_the_whole_model(toy, tmp_path):
     whole, alone = planned(folder, **GIVEN), planned(tmp_path, **GIVEN)
     assert (whole.has_weights, alone.has_weights) == (True, False)
     other = ("model", "has_weights", "loaded", "memory", "command")
+    file = planned(tmp_path / "config.json", **GIVEN)
+    assert file.command == alone.command == f"octavo serve {tmp_path}"
+    assert file.num_blocks == alone.num_blocks
     first, second = ({k: v for k, v in p.as_dict().items() if k not in other}
                      for p in (whole, alone))  # fmt: skip
     assert first == second

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from octavo.attention import registry as attention_registry
@@ -14,6 +15,7 @@ from octavo.core.plan import RunnerLimits, blocks_needed
 from octavo.dist.base import Single
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.models.description import describe_alone
+from octavo.models.folder import CONFIG
 from octavo.models.known import CONFIGS
 from octavo.models.loader import Description, Outline, kv_dtype, outline
 from octavo.planner.estimates import Estimates, estimate
@@ -140,9 +142,16 @@ def make_plan(
     served = _lengths(sized, lengths)
     changes = tuple(_changes(sized, target, description, _alternatives(config, target)))
     flags = {**(given or {}), **_advised(sized, served if lengths else ())}
-    named = config.model not in CONFIGS or plan.has_weights
-    command = _command(config.model if named else "MODEL", flags)
+    command = _command(_served_as(sized, plan), flags)
     return replace(plan, lengths=served, changes=changes, command=command)
+
+
+def _served_as(sized: _Sized, plan: Plan) -> str:
+    """What an engine takes for the model."""
+    model = sized.config.model
+    if model in CONFIGS and not plan.has_weights:
+        return "MODEL"
+    return str(Path(model).parent) if Path(model).name == CONFIG else model
 
 
 def _size(
