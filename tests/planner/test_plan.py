@@ -307,6 +307,6 @@ def test_memory_may_be_described():
     plan = planned("llama-2-13b", "described", memory=80 * GIB)
     assert plan.memory["total"] == 80 * GIB
     more = planned("llama-2-13b", "a100-40gb", memory=80 * GIB)
-    assert (more.num_blocks, more.device) == (plan.num_blocks, "a100-40gb with 80.00 GiB")
+    assert (more.num_blocks, more.device) == (plan.num_blocks, "a100-40gb with the memory given")
     here = planned("smollm2-135m", "cpu", memory=8 * GIB, gpu_memory_utilization=0.9)
     assert here.memory["total"] == 8 * GIB

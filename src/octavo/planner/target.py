@@ -13,7 +13,7 @@ from octavo.hardware import Card
 from octavo.kernels.gpu import cards, graph
 from octavo.models.loader import QuantizingDevice
 from octavo.runner.device import ComputesIn, create_device
-from octavo.runner.memory import PartOfMemory, shown
+from octavo.runner.memory import PartOfMemory
 from octavo.runner.promises import Promises
 
 # Estimates of what a program takes beside weights, in bytes. On a CPU: the interpreter, torch and
@@ -122,5 +122,6 @@ def _of_card(config: EngineConfig, card: Card, memory: int | None) -> Target:
     def check(changed: EngineConfig) -> None:
         cards.check_kv_of(card.name, card.capability, changed.kv_cache_dtype)
 
-    label = card.name if memory is None else f"{card.name} with {shown(memory)}"
+    given = memory is not None and memory != card.memory
+    label = f"{card.name} with the memory given" if given else card.name
     return Target(label, device, before, check=check)
