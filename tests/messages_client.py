@@ -1,8 +1,7 @@
 """A strict reader of Anthropic's Messages API, for tests over HTTP."""
 
-import json
-
 from octavo.server.messages_events import complete_part
+from serving import parse_named_events
 
 MODEL = "scripted"
 
@@ -18,22 +17,10 @@ def answer(server, text="hi", **fields):
     return reply.json()
 
 
-def read_events(raw):
-    """A strict reader: each event has its name and one line of data, and [DONE] is no event."""
-    blocks = raw.decode().split("\n\n")
-    assert blocks.pop() == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
-
-
 def stream(server, text="hi", **fields):
     reply = send(server, text, stream=True, **fields)
     assert reply.headers["content-type"].startswith("text/event-stream")
-    return read_events(reply.content)
+    return parse_named_events(reply.content)
 
 
 def folded(events):

@@ -1,6 +1,6 @@
 """Asking `/v1/responses` in tests, whole and streamed, with what a stream must be like."""
 
-import json
+from serving import parse_named_events
 
 PATH = "/v1/responses"
 IDS = ("id", "created_at", "completed_at")
@@ -19,16 +19,9 @@ def refused(server, status=400, **fields):
 
 
 def read_events(raw):
-    """A strict reader: each event has its name and one line of data, and there is no [DONE]."""
-    blocks = raw.decode().split("\n\n")
-    assert blocks.pop() == ""
-    found = []
-    for block in blocks:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        assert event["sequence_number"] == len(found)
-        found.append(event)
+    """Of a stream, which are numbered from 0."""
+    found = parse_named_events(raw)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 

@@ -176,6 +176,18 @@ class Server:
         wait_until(lambda: all(self.metric(name) == 0 for name in names))
 
 
+def parse_named_events(raw: bytes) -> list[dict]:
+    """A strict reader of events that have names, each with one line of data and no [DONE]."""
+    blocks = raw.decode().split("\n\n")
+    assert blocks.pop() == ""
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
 def parse_events(raw: bytes) -> list[dict]:
     """A strict reader: lines end with LF, one `data:` line an event, `[DONE]` last and once."""
     blocks = raw.decode().split("\n\n")

@@ -7,7 +7,7 @@ from serving import Server
 from tool_model import PATH, TOOLS, call
 
 BLOCK = 16
-TURNS = 10
+TURNS = 6
 
 
 def script(folder, text):

@@ -321,15 +321,16 @@ ROOM = Tool("room.set-1", parameters={"type": "object", "properties": {
 OFF = Tool("off", parameters={"type": "object", "properties": {}, "additionalProperties": False})
 
 
+@pytest.mark.parametrize("tries", [2, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["tokens", "characters"])
 @pytest.mark.parametrize("format", registry.FORMATS, ids=lambda f: type(f).__name__)
-def test_every_answer_of_a_grammar_is_read_as_calls(format, how, tmp_path):
+def test_every_answer_of_a_grammar_is_read_as_calls(format, how, tries, tmp_path):
     """Random texts of the grammars of each format."""
     found = Model(tmp_path, format.markers if how == "tokens" else [])
     declared = {tool.name: tool for tool in (ROOM, OFF)}
     rng = random.Random(0)
     try:
-        for choice, tries in (("required", 4), ("auto", 2)):
+        for choice in ("required", "auto"):
             asked = AnswerForm(tools=(ROOM, OFF), choice=choice, format=format)
             if choice == "auto" and asked.sections(found.tokenizer) is None:
                 continue
@@ -430,8 +431,9 @@ BY_REFERENCE = Tool("weather", parameters={"$defs": {"c": {"enum": ["Paris", "Ro
                     "properties": {"city": CITY}, "required": ["city"]})  # fmt: skip
 
 
+@pytest.mark.parametrize("parallel", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("format", registry.FORMATS, ids=lambda f: type(f).__name__)
-def test_calls_or_a_form_even_where_both_begin_alike(format, tmp_path):
+def test_calls_or_a_form_even_where_both_begin_alike(format, parallel, tmp_path):
     found = Model(tmp_path, format.markers)
     call = format.write([Call("weather", {"city": "Paris"})])
     try:
@@ -440,13 +442,12 @@ def test_calls_or_a_form_even_where_both_begin_alike(format, tmp_path):
             (StructuredOutputsParams(json={"type": "array"}), ["[]", "[1, [2]]"]),
             (StructuredOutputsParams(choice=["yes", "[w"]), ["yes", "[w"]),
         ):
-            for parallel in (True, False):
-                either = AnswerForm(tools=(BY_REFERENCE, CLOCK), choice="auto", format=format,
-                                    structured=structured, parallel=parallel)  # fmt: skip
-                assert found.accepts(either, call)
-                assert not found.accepts(either, call.replace("Paris", "Mars"))
-                for text in texts:
-                    assert found.accepts(either, text), text
+            either = AnswerForm(tools=(BY_REFERENCE, CLOCK), choice="auto", format=format,
+                                structured=structured, parallel=parallel)  # fmt: skip
+            assert found.accepts(either, call)
+            assert not found.accepts(either, call.replace("Paris", "Mars"))
+            for text in texts:
+                assert found.accepts(either, text), text
     finally:
         found.grammars.close()
 

@@ -21,6 +21,11 @@ EACH_FORMAT = pytest.mark.parametrize(
 IN_EACH_FORMAT = pytest.mark.parametrize(("tool_format", "markers"), FORMATS_AND_MARKERS)
 
 
+def with_count(few, many):
+    """How many texts are tried: `many` in `make test-slow`."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
 def written(tool_format, made):
     """The text of a transcript, and its content."""
     # Where nothing opens a section, calls begin the answer.
@@ -29,9 +34,10 @@ def written(tool_format, made):
     return before + calls + made.after, before + made.after
 
 
+@with_count(30, 100)
 @IN_EACH_FORMAT
-def test_what_is_written_is_parsed_in_every_chunking(tool_format, markers):
-    for seed, made in enumerate(transcripts.of_format(tool_format)):
+def test_what_is_written_is_parsed_in_every_chunking(tool_format, markers, count):
+    for seed, made in enumerate(transcripts.of_format(tool_format, count)):
         text, content = written(tool_format, made)
         read = partial(transcripts.parse, tool_format, markers, text)
         found = read()
@@ -46,9 +52,11 @@ def test_what_is_written_is_parsed_in_every_chunking(tool_format, markers):
             assert read(cut=transcripts.characters) == found
 
 
+@with_count(1, 3)
 @IN_EACH_FORMAT
-def test_a_text_in_two_pieces_is_parsed_as_the_whole(tool_format, markers):
-    for made in transcripts.of_format(tool_format, count=3, seed=1):
+def test_a_text_in_two_pieces_is_parsed_as_the_whole(tool_format, markers, count):
+    # The first one of this seed has three calls, with content before and after, in each format.
+    for made in transcripts.of_format(tool_format, count, seed=188):
         text = markers.in_text(written(tool_format, made)[0])[:240]
         whole = transcripts.events_of(tool_format.parser(made.tools, markers), [text])
         for pieces in transcripts.in_two(text):
@@ -145,14 +153,15 @@ def test_a_tool_that_is_not_strict_takes_any_arguments(tool_format):
     assert grammar.take(tool_format.write([Call("f", {"b": [1, {"c": "x"}]})])) == ""
 
 
+@with_count(40, 100)
 @IN_EACH_FORMAT
-def test_any_text_is_parsed_and_nothing_of_it_is_lost(tool_format, markers):
+def test_any_text_is_parsed_and_nothing_of_it_is_lost(tool_format, markers, count):
     draw = random.Random(4)
     call, other = (tool_format.write([Call(name, {"a": "x"})]) for name in ("now", "nobody"))
     pieces = [*tool_format.markers, call, call, call[: len(call) // 2], other, *["§"] * 20]
     pieces += ['"name": "now"', '{"name": "now", ', "now", "f", "name", "arguments", "null", "1"]
     pieces += '{}[]()<>"\\:,=| \n'
-    for seed in range(100):
+    for seed in range(count):
         text = markers.in_text("".join(draw.choices(pieces, k=draw.randrange(1, 14))))
         if draw.random() < 0.3:
             text = text[: draw.randrange(1, len(text) + 1)]

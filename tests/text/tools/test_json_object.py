@@ -2,7 +2,7 @@
 
 import pytest
 from tests.text.tools import transcripts
-from tests.text.tools.transcripts import Answer, both_markers, parse
+from tests.text.tools.transcripts import Answer, both_markers, read
 
 from octavo.text.tools.granite import Granite
 from octavo.text.tools.hermes import Hermes
@@ -11,15 +11,6 @@ from octavo.text.tools.phi4_mini import Phi4MiniJson
 
 NOW = ("now", "{}", True)
 CITY = ("get_weather", '{"city": "Rome"}', True)
-
-
-def read(tool_format, text):
-    found = []
-    for markers in both_markers(tool_format):
-        for cut in (transcripts.whole, transcripts.characters):
-            found.append(parse(tool_format, markers, text, cut=cut))
-    assert all(one == found[0] for one in found)
-    return found[0]
 
 
 @pytest.mark.parametrize(("inside", "calls"), [

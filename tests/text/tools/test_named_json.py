@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from tests.text.tools import transcripts
-from tests.text.tools.transcripts import TOOLS, Answer, both_markers, events_of, parse
+from tests.text.tools.transcripts import TOOLS, Answer, both_markers, events_of, read
 
 from octavo.text.answer import CallBegin
 from octavo.text.tools.deepseek import DeepSeekV3, DeepSeekV31
@@ -14,15 +13,6 @@ from octavo.text.tools.mistral import Mistral, MistralWithIds
 NOW = ("now", "{}", True)
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-
-
-def read(tool_format, text):
-    found = []
-    for markers in both_markers(tool_format):
-        for cut in (transcripts.whole, transcripts.characters):
-            found.append(parse(tool_format, markers, text, cut=cut))
-    assert all(one == found[0] for one in found)
-    return found[0]
 
 
 def ids(tool_format, text):

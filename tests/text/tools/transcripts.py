@@ -37,7 +37,6 @@ class NoTokens:
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.added_tokens = {1000 + i: Token(word) for i, word in enumerate(words)}
-        self.special_ids = frozenset(self.added_tokens)
         self._ids = {word: 1000 + i for i, word in enumerate(words)}
         self.special_ids = frozenset(self.added_tokens)
 
@@ -238,3 +237,15 @@ def parse(
     """Of a text whose markers are spelled."""
     pieces = cut(markers.in_text(text))
     return answer_of(events_of(tool_format.parser(tools, markers), pieces))
+
+
+def read(tool_format: ToolFormat, text: str) -> Answer:
+    """Of a text, asserted to be the same with and without markers as tokens, whole and by
+    character."""
+    first, *others = [
+        parse(tool_format, markers, text, cut=cut)
+        for markers in both_markers(tool_format)
+        for cut in (whole, characters)
+    ]
+    assert all(other == first for other in others)
+    return first
