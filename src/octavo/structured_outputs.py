@@ -15,6 +15,11 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_CHARACTERS = 2**17  # of a schema, expression or grammar
 MAX_CHOICES = 4096
 FIELD = "structured_outputs"
+# Why a text ends for which a limit of the library was reached on the way: the request's own fault.
+TOO_COMPLEX = (
+    "the form of the answer (structured_outputs, response_format, or the tools' schemas) is too "
+    "complex to be enforced"
+)
 
 
 @dataclass(frozen=True)

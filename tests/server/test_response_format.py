@@ -176,3 +176,9 @@ def test_the_official_client_parses(server):
             extra_body={"structured_outputs": {"disable_any_whitespace": True}},
         )  # fmt: skip
     assert isinstance(done.choices[0].message.parsed, Answer)
+
+
+def test_a_form_whose_limits_are_met_on_the_way_is_an_error_of_the_request(server):
+    _, message = refused(server, structured_outputs={"regex": r"\p{L}*" * 200}, max_tokens=8)
+    assert "too complex to be enforced" in message
+    server.assert_alive()

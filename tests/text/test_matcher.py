@@ -8,7 +8,7 @@ from tests import kit
 
 from octavo.errors import EngineError, RequestError
 from octavo.models.files import resolve_tokenizer
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import TOO_COMPLEX, StructuredOutputsParams
 from octavo.text.grammar import grammar_of
 from octavo.text.matcher import Grammars, _Tokens
 from octavo.text.tokenizer import load_tokenizer
@@ -97,7 +97,7 @@ def test_limits_of_the_library_are_not_told_in_its_words(grammars):
     grammar = grammar_of(StructuredOutputsParams(grammar=f"start: A\nA: {three}"))
     with pytest.raises(RequestError) as caught:
         grammars.compile(grammar).result()
-    assert str(caught.value) == "structured_outputs cannot be enforced: it is too complex"
+    assert str(caught.value) == TOO_COMPLEX
 
 
 def test_as_many_ways_to_go_on_as_may_be_asked_for(grammars):

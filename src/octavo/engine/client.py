@@ -44,6 +44,7 @@ from octavo.errors import (
 from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.processes import Owner
+from octavo.structured_outputs import TOO_COMPLEX
 from octavo.text.markers import Markers
 from octavo.text.tokenizer import Tokenizer
 
@@ -56,7 +57,8 @@ class Batch:
     """The outputs of requests that were submitted together, as `(position, output)` pairs.
 
     Iterate once. Each pair holds what is new of one request since its last pair. Ends when all
-    have ended. Raises EngineError when one of them fails. `close` aborts what has not ended.
+    have ended. Raises EngineError when one of them fails, RequestError for a form that turns out
+    to be too complex. `close` aborts what has not ended.
     """
 
     def __init__(self, client: "EngineClient", ids: Sequence[str]) -> None:
@@ -114,7 +116,8 @@ class Batch:
                 request_id = next(iter(self._pending))
                 output = self._pending.pop(request_id)
                 if output.error is not None:
-                    raise EngineError(output.error)
+                    refused = output.error == TOO_COMPLEX
+                    raise (RequestError if refused else EngineError)(output.error)
                 if output.finished:
                     del self._open[request_id]
                 return self._position[request_id], output

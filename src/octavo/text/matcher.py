@@ -17,7 +17,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from octavo.errors import EngineError, OctavoError, RequestError, brief
-from octavo.structured_outputs import FIELD
+from octavo.structured_outputs import FIELD, TOO_COMPLEX
 from octavo.text.grammar import limits
 from octavo.text.tokenizer import Tokenizer
 
@@ -121,8 +121,8 @@ class Matcher:
         return row
 
     def _failure(self, otherwise: str) -> EngineError:
-        problem = self._state.get_error() or otherwise
-        return EngineError(f"the grammar failed: {brief(ValueError(problem), 200)}")
+        problem = _why(self._state) or otherwise
+        return EngineError(problem if problem == TOO_COMPLEX else f"the grammar failed: {problem}")
 
     def _set_stop_ids(self, row: Words) -> None:
         at, bits = self._stop_ids // 32, np.left_shift(1, self._stop_ids % 32).astype(np.uint32)
@@ -203,15 +203,19 @@ class Grammars:
             self._table = token_table(self._read(), self.vocab_size, self._eos_ids)
         state = LLMatcher(self._table, grammar, log_level=0, limits=limits())
         if state.is_error():
-            raise RequestError(f"{FIELD} cannot be enforced: {_why(state)}", FIELD)
+            why = _why(state)
+            cannot = why if why == TOO_COMPLEX else f"{FIELD} cannot be enforced: {why}"
+            raise RequestError(cannot, FIELD)
         return state
 
 
 def _why(state: LLMatcher) -> str:
-    """The library's reason; it gives those of its limits in words of its own code."""
-    problem = brief(ValueError(state.get_error()), 200)
+    """The library's reason, if any; it gives those of its limits in words of its own code."""
+    problem = state.get_error() and brief(ValueError(state.get_error()), 200)
+    if not problem:
+        return ""
     limits = ("limit", "fuel", "max is", "too many")
-    return "it is too complex" if any(word in problem.lower() for word in limits) else problem
+    return TOO_COMPLEX if any(word in problem.lower() for word in limits) else problem
 
 
 def _fill_all(masks: Iterable[Mask]) -> None:
