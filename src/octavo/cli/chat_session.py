@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo.cli.chat_backend import Backend, Message, Piece, Prompt
 from octavo.errors import ContextLengthError, RequestError
@@ -20,10 +20,16 @@ from octavo.params import SamplingParams
 _ANSWER_ROOM = 1024
 
 Show = Callable[[str], None]
-_Shows = tuple[Show, Show]  # of text, of reasoning
 # complete: the model ended it. stopped: Ctrl-C. max_tokens, window: cut by that limit. limit: by
 # one that the user did not set, of a server.
 Ending = Literal["complete", "stopped", "max_tokens", "window", "limit"]
+
+
+class _Shows(NamedTuple):
+    """What is told of the pieces of an answer."""
+
+    text: Show
+    reasoning: Show
 
 
 def _nowhere(text: str) -> None:
@@ -136,7 +142,7 @@ class Session:
 
         Raises RequestError, with the conversation as it was, if the message cannot be answered.
         """
-        reply, first = self._answer(self.turns, text, self.params, (show, think))
+        reply, first = self._answer(self.turns, text, self.params, _Shows(show, think))
         self._attempts = 0
         self._keep(self.turns, Turn(text, reply.text), reply, first)
         return reply
@@ -152,7 +158,7 @@ class Session:
         params = self.params
         if params.seed is not None:
             params = params.with_(seed=(params.seed + self._attempts + 1) % 2**63)
-        reply, first = self._answer(before, last.user, params, (show, think))
+        reply, first = self._answer(before, last.user, params, _Shows(show, think))
         self._attempts += 1
         self._keep(before, Turn(last.user, reply.text), reply, first)
         return reply
@@ -164,14 +170,14 @@ class Session:
             self.replies.append(reply)
 
     def _answer(
-        self, before: list[Turn], text: str, params: SamplingParams, show: _Shows
+        self, before: list[Turn], text: str, params: SamplingParams, shows: _Shows
     ) -> tuple[Reply, int]:
         """The reply to `text` after `before`, and the first turn that was sent for it."""
         first = min(self.first, len(before))
         prompt, first = self._fit(before, first, text)
         while True:
             try:
-                reply = self._generate(prompt, params, show, first - self.first)
+                reply = self._generate(prompt, params, shows, first - self.first)
             except ContextLengthError:
                 # Only of a backend that cannot count: find the room by trying.
                 if prompt.num_tokens is not None or first >= len(before):
@@ -208,7 +214,7 @@ class Session:
         return max(1, self.params.min_tokens, min(asked, window // 2))
 
     def _generate(
-        self, prompt: Prompt, params: SamplingParams, show: _Shows, dropped: int
+        self, prompt: Prompt, params: SamplingParams, shows: _Shows, dropped: int
     ) -> Reply:
         if params.max_tokens is not None and self.backend.window and prompt.num_tokens is not None:
             room = self.backend.window - prompt.num_tokens
@@ -221,8 +227,8 @@ class Session:
                 for piece in pieces:
                     record.add(piece)
                     if piece.reasoning:
-                        show[1](piece.reasoning)
-                    show[0](piece.text)
+                        shows.reasoning(piece.reasoning)
+                    shows.text(piece.text)
         except KeyboardInterrupt:
             stopped = True
         if stopped:

@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from octavo.errors import RequestError
 from octavo.text import json_schema
+from octavo.text.schema_cost import bound
 
 MAX_RULES = 1000
 MAX_REFERENCES = 2000  # to rules and terminals
@@ -35,7 +35,7 @@ def without_blank_lines(text: str) -> str:
 
 def check_count(lines: Sequence[str], param: str) -> None:
     """Raise RequestError for more rules of GBNF than are converted in time."""
-    _bound("rules and terminals", sum(line.count("::=") for line in lines), MAX_RULES, param)
+    bound("rules and terminals", sum(line.count("::=") for line in lines), MAX_RULES, param)
 
 
 def check(text: str, param: str) -> None:
@@ -43,9 +43,9 @@ def check(text: str, param: str) -> None:
     schema that is refused."""
     _check_schemas(text, param)
     bodies = dict(_definitions(_TEXT.sub('""', text)))
-    _bound("rules and terminals", len(bodies), MAX_RULES, param)
+    bound("rules and terminals", len(bodies), MAX_RULES, param)
     refs = {name: [w for w in _WORD.findall(body) if w in bodies] for name, body in bodies.items()}
-    _bound("references", sum(map(len, refs.values())), MAX_REFERENCES, param)
+    bound("references", sum(map(len, refs.values())), MAX_REFERENCES, param)
     nested = dict.fromkeys(bodies, 1)
     long = {name: len(body) for name, body in dict(_definitions(text)).items()}
     for name in _inner_first(refs):
@@ -53,14 +53,9 @@ def check(text: str, param: str) -> None:
         nested[name] = 1 + max((nested[ref] for ref in inner), default=0)
         if name.isupper():
             long[name] += sum(long[ref] for ref in inner)
-    _bound("rules within each other", max(nested.values(), default=0), MAX_NESTED, param)
+    bound("rules within each other", max(nested.values(), default=0), MAX_NESTED, param)
     longest = max((long[name] for name in bodies if name.isupper()), default=0)
-    _bound("characters of a terminal", longest, MAX_TERMINAL, param)
-
-
-def _bound(what: str, found: int, most: int, param: str) -> None:
-    if found > most:
-        raise RequestError(f"{param} is too complex: at most {most} {what} can be enforced", param)
+    bound("characters of a terminal", longest, MAX_TERMINAL, param)
 
 
 def _definitions(text: str) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from octavo.errors import RequestError
-from octavo.text.schema_parts import inside, schemas, target
+from octavo.text.schema_parts import DEFINITIONS, inside, schemas, target
 
 MAX_NESTED = 400  # schemas within each other, through references too
 MAX_REFERENCES = 1000  # different ones
@@ -23,32 +23,32 @@ MAX_REMAINDERS = 100_000  # of all `multipleOf`
 MAX_PRODUCT = 1000  # of those that hold for one value, and of all where several do
 
 _DATES = ("date", "time", "date-time")  # an expression of ours beside the library's
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def check(schema: Mapping[str, Any], param: str) -> None:
     """Raise RequestError, which names `param`, for a schema that is too costly."""
     parts = [part for _, part in schemas(schema, param)]
     refs = {ref for part in parts if isinstance(ref := part.get("$ref"), str)}
-    _bound("different references ($ref)", len(refs), MAX_REFERENCES, param)
+    bound("different references ($ref)", len(refs), MAX_REFERENCES, param)
     named = [part["patternProperties"] for part in parts if "patternProperties" in part]
     patterns = sum(len(names) for names in named if isinstance(names, Mapping))
-    _bound("patternProperties", patterns, MAX_PATTERNS, param)
+    bound("patternProperties", patterns, MAX_PATTERNS, param)
     remainders = sum(_remainders(part) for part in parts if "multipleOf" in part)
-    _bound("remainders of multipleOf", remainders, MAX_REMAINDERS, param)
+    bound("remainders of multipleOf", remainders, MAX_REMAINDERS, param)
     tree = _Tree(schema)
-    _bound("schemas within each other", tree.depth(), MAX_NESTED, param)
-    _bound("properties of one object that are not required", tree.most(_optional), MAX_OPTIONAL,
+    bound("schemas within each other", tree.depth(), MAX_NESTED, param)
+    bound("properties of one object that are not required", tree.most(_optional), MAX_OPTIONAL,
            param)  # fmt: skip
     what = "patterns and formats for one value (allOf)"
-    _bound(what, tree.most(_expressions), MAX_EXPRESSIONS, param)
+    bound(what, tree.most(_expressions), MAX_EXPRESSIONS, param)
     if tree.most(lambda part: "multipleOf" in part) > 1:
-        _bound("remainders of multipleOf in allOf", remainders, MAX_PRODUCT, param)
+        bound("remainders of multipleOf in allOf", remainders, MAX_PRODUCT, param)
         product = round(math.exp(min(20, tree.most(lambda part: math.log(_remainders(part))))))
-        _bound("remainders of multipleOf for one value", product, MAX_PRODUCT, param)
+        bound("remainders of multipleOf for one value", product, MAX_PRODUCT, param)
 
 
-def _bound(what: str, found: float, most: int, param: str) -> None:
+def bound(what: str, found: float, most: int, param: str) -> None:
+    """Raise RequestError, which names `param`, if there are more of `what` than `most`."""
     if found > most:
         raise RequestError(f"{param} is too complex: at most {most} {what} can be enforced", param)
 
@@ -120,7 +120,7 @@ class _Tree:
                     several[name] += of(inner)
                 elif name in several:
                     several[name] = max(several[name], of(inner))
-                elif name not in _DEFINITIONS:
+                elif name not in DEFINITIONS:
                     found = max(found, of(inner))
             ref = part.get("$ref")
             if isinstance(ref, str) and ref not in known:

@@ -11,7 +11,8 @@ MAX_DEPTH = 64
 ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
         "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
 LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DEFINITIONS = ("$defs", "definitions")
+NAMED = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
 
 
 def schemas(schema: Mapping[str, Any], param: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.text import json_schema
+from octavo.text.schema_parts import DEFINITIONS
 from octavo.text.tools.base import Tool
 
 Schema = Mapping[str, Any]
 
 KINDS = ("null", "integer", "number", "boolean", "object", "array", "string")
-_DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 32  # that lead to one schema
 _MAX_SCHEMAS = 500  # that are looked at for the kinds of one
 # Of an object as a whole: a list of parameters, one after another, cannot be held to them.
@@ -76,9 +76,9 @@ class Parameters:
     def part(self, schema: Schema) -> dict[str, Any]:
         """A schema from within the parameters, to stand by itself."""
         for ref in _references(schema):
-            if not ref.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
+            if not ref.startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
                 raise self.error("$ref", f"to {ref!r}")
-        shared = {name: self.root[name] for name in _DEFINITIONS if name in self.root}
+        shared = {name: self.root[name] for name in DEFINITIONS if name in self.root}
         return {**schema, **shared}
 
 
@@ -158,7 +158,7 @@ def _kinds_of_value(value: Any) -> frozenset[str]:
 
 def says(schema: Schema) -> frozenset[str]:
     """The keywords of a schema that say something about values, without `type`."""
-    return frozenset(schema) - frozenset(json_schema.ANNOTATIONS) - {"type", *_DEFINITIONS}
+    return frozenset(schema) - frozenset(json_schema.ANNOTATIONS) - {"type", *DEFINITIONS}
 
 
 def _references(schema: Any) -> Iterator[str]:
