@@ -112,6 +112,11 @@ def test_no_server(capsys):
         (["ftp://x"], "url must be such as http://127.0.0.1:8000, not 'ftp://x'"),
         (["--save", "no/folder/f.json"], "--save: there is no folder no/folder"),
         (["/", "--save", "f", "--interval", "1"], "leave out --interval, --save"),
+        ([""], "url must be such as"),
+        (["http://[::1"], "url must be such as"),
+        (["http://a..b"], "the server at http://a..b does not answer"),
+        (["--api-key", "a\nb"], "the API key must be printable ASCII"),
+        (["--api-key", "kľúč"], "the API key must be printable ASCII"),
         (["/"], "/ cannot be read: Is a directory"),
     ],
 )

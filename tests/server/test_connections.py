@@ -230,6 +230,45 @@ def test_connections_that_ask_for_nothing_are_closed_first():
     assert order == [5, 2, 3, 1, 0]
 
 
+def test_answers_that_clients_leave_are_counted():
+    """What the system holds for a client counts, and what waits here."""
+
+    class Wired(Transport):
+        def __init__(self, sock, waiting=0):
+            super().__init__()
+            self.sock, self.waiting = sock, waiting
+
+        def get_extra_info(self, name, default=None):
+            return self.sock if name == "socket" else default
+
+        def get_write_buffer_size(self):
+            return self.waiting
+
+    async def run():
+        config = Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+        table = Connections(LIMITS, 10)
+        ours, theirs = zip(*(socket.socketpair() for _ in range(3)), strict=True)
+        made = []
+        for sock, waiting in zip(ours, (0, 1 << 20, 0), strict=True):
+            made.append(Connection(config, ServerState(), {}, asyncio.get_running_loop(),
+                                   table=table))  # fmt: skip
+            made[-1].connection_made(Wired(sock, waiting))
+        assert table.unread() == 1
+        ours[0].sendall(b"x" * (1 << 15))
+        assert table.unread() == 2
+        assert theirs[0].recv(1 << 16, socket.MSG_WAITALL | socket.MSG_DONTWAIT)
+        assert table.unread() == 1
+        for sock in (*ours, *theirs):
+            sock.close()
+        assert table.unread() == 0  # of sockets that are closed
+        made[0].connection_lost(TimeoutError())
+        made[1].connection_lost(None)
+        made[2].connection_lost(ConnectionResetError())
+        assert (table.timed_out, table.open) == (1, set())
+
+    asyncio.run(run())
+
+
 def test_a_batch_leaves_new_connections_the_time_to_send():
     assert [Connections(LIMITS, n).batch for n in (8, 80, 8000)] == [1, 10, 256]
     assert LIMITS.connections(64, 20) == 20

@@ -32,13 +32,14 @@ class Address:
     @classmethod
     def parse(cls, url: str, option: str = "base-url") -> "Address":
         """Raises ConfigError, which names the option that the URL was given with."""
-        parts = urlsplit(url)
+        error = ConfigError(f"{option} must be such as http://127.0.0.1:8000, not {url!r}")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = 0
+            raise error from None
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ConfigError(f"{option} must be such as http://127.0.0.1:8000, not {url!r}")
+            raise error
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
 

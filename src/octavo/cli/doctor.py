@@ -89,7 +89,11 @@ def _snapshot(args: argparse.Namespace) -> Snapshot:
     if args.save is not None and not args.save.parent.is_dir():
         raise ConfigError(f"--save: there is no folder {args.save.parent}")
     keys = (args.api_key,) if args.api_key is not None else api_keys_from_environment()
-    snapshot = look_twice(args.source or URL, keys[0] if keys else None, args.interval or INTERVAL)
+    snapshot = look_twice(
+        URL if args.source is None else args.source,
+        keys[0] if keys else None,
+        args.interval or INTERVAL,
+    )
     if args.save is not None:
         snapshot.save(args.save)
     return snapshot
@@ -97,7 +101,7 @@ def _snapshot(args: argparse.Namespace) -> Snapshot:
 
 def _is_file(source: str) -> bool:
     """Whether it is meant as a file: it exists, or looks like one and not like a host."""
-    if "://" in source or source.startswith("unix:"):
+    if not source or "://" in source or source.startswith("unix:"):
         return False
     return Path(source).exists() or source.endswith(".json") or source.startswith((".", "/", "~"))
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from octavo.bench.http import Address
-from octavo.errors import RequestError, cause
+from octavo.errors import ConfigError, RequestError, cause
 
 _CONNECT_SECONDS = 10
 
 
 class ServerConnection:
-    """A server by its URL, with or without http:// and /v1. Raises ConfigError for no URL.
+    """A server by its URL, with or without http:// and /v1. Raises ConfigError for what
+    is no URL or no key.
 
     read_seconds: how long a read may take; None is without a limit, for prompts that take time.
     """
@@ -34,6 +35,8 @@ class ServerConnection:
         self._read_seconds = read_seconds
         self._headers = {"User-Agent": agent, "Content-Type": "application/json"}
         if key is not None:
+            if not (key.isascii() and key.isprintable()):
+                raise ConfigError("the API key must be printable ASCII characters")
             self._headers["Authorization"] = f"Bearer {key}"
 
     @contextlib.contextmanager
@@ -51,7 +54,8 @@ class ServerConnection:
             connection.request(method, self._path + path, data, self._headers)
             response = connection.getresponse()
             yield response
-        except (OSError, http.client.HTTPException) as error:
+        # UnicodeError: of a host's name that cannot be one.
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise RequestError(
                 f"the server at {self.url} does not answer: {cause(error)}"
             ) from None

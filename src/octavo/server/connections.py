@@ -238,7 +238,7 @@ class Connection(H11Protocol):
         """Bytes that wait here, or in the system for the client's acknowledgement."""
         sock = self.transport.get_extra_info("socket")
         try:
-            waiting = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))
         except (OSError, ValueError):  # closed meanwhile
             return 0
         here: int = self.transport.get_write_buffer_size()
