@@ -422,6 +422,25 @@ def test_calls_that_nothing_opens_begin_an_answer_or_are_text(tmp_path):
         assert not model.accepts(form, text), text
 
 
+@pytest.mark.parametrize("markers", [(), ("<|python_tag|>",)])
+def test_calls_in_a_text_that_nothing_opens_are_held_once_they_are_known(markers, tmp_path):
+    model = Model(tmp_path, markers)
+    form = AnswerForm(tools=TOOLS, choice="auto", format=registry.find("llama3_json"))
+    paris = '{"name": "weather", "parameters": {"city": "Paris"}}'
+    spaced = '{\n  "name": "weather",\n  "parameters": {\n    "city": "Paris"\n  }\n}'
+    typed = '{"type": "function", "name": "weather", "parameters": {"city": "Paris"}}'
+    other = ('{"name": "weather", "year": 1}', '{"name": "wind", "parameters": {"city": 1}}')
+    for text in (paris, spaced, typed, f"<|python_tag|>{paris}", f"So: {paris}; {paris} Well.",
+                 *other, "Hello", ""):  # fmt: skip
+        assert model.accepts(form, text), text
+    for text in (paris.replace('"Paris"', "1"), spaced.replace("Paris", 30 * "a"),
+                 f"So: {typed.replace('city', 'town')}"):  # fmt: skip
+        assert not model.accepts(form, text), text
+    alone = msgspec.structs.replace(form, parallel=False)
+    assert model.accepts(alone, f"So: {paris}")
+    assert not model.accepts(alone, f"{paris}; {paris}")
+
+
 NAMED = StructuredOutputsParams(
     json={"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
           "required": ["name"], "additionalProperties": False}

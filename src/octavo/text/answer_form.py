@@ -198,8 +198,7 @@ class _Calls:
         """Any text, in which what spells the beginning of a section begins one; None if nothing is
         known of where one begins."""
         if not self.format.begin:
-            text = self.format.text_without_calls(rules, self.tools)
-            return None if text is None else f"({self._section(rules)} | {text})"
+            return self.format.in_text(rules, self._enforced, self._in_section)
         one = rules.rule(f"{rules.until(self.format.begin)} {self._section(rules)}")
         return f"({one} | TEXT)" if self.most == 1 else f"{one}{{0,{self.most}}} TEXT"
 

@@ -27,7 +27,8 @@ class _Bytes:
 
 
 class Calls:
-    """The grammar of sections of one format. added: whether its markers are added tokens."""
+    """The grammar of sections of one format. added: whether its markers are added tokens. text:
+    of any answer, of a format that opens sections with nothing."""
 
     def __init__(
         self, tool_format: ToolFormat, tools: Sequence[Tool], most: int = 1, added: bool = False,
@@ -43,7 +44,7 @@ class Calls:
         section = tool_format.section(rules, tools, most)
         start = f"{rules.literal(tool_format.begin)} {section}" if tool_format.begin else section
         if text:
-            start = f"{start} | {tool_format.text_without_calls(rules, tools)}"
+            start = tool_format.in_text(rules, tools, most)
         self.grammar = LLMatcher.grammar_from_lark(rules.text(start))
         self._matcher = LLMatcher(_table(words), self.grammar, log_level=0)
         assert not self._matcher.is_error(), (self._matcher.get_error(), rules.text(start))

@@ -86,9 +86,9 @@ class ToolFormat(ABC):
         as JSON does they are `%json` here, of which the lexer tells both apart."""
         return self.section(rules, tools, most)
 
-    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str | None:
-        """Of a format without `begin`: an expression of the texts that no call begins, so that an
-        answer may be `section | text_without_calls`. None if there is no such expression."""
+    def in_text(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str | None:
+        """Of a format without `begin`: an expression of any answer, in which what is a call is held
+        to the tools. None if there is no such expression."""
         return None
 
     @abstractmethod

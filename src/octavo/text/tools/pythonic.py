@@ -89,8 +89,11 @@ class PythonicFormat(ToolFormat):
         begin, end = map(rules.literal, self.wrap)
         return rules.rule(f"{bare} | {begin} {opening} {call}{rest} {end}")
 
-    def text_without_calls(self, rules: LarkRules, tools: Sequence[Tool]) -> str | None:
-        return None if self.begin else rules.matching([], [f"{self._begin(tools)}(.|\n)*"])
+    def in_text(self, rules: LarkRules, tools: Sequence[Tool], most: int) -> str | None:
+        if self.begin:
+            return None
+        text = rules.matching([], [f"{self._begin(tools)}(.|\n)*"])
+        return f"({self.section(rules, tools, most)} | {text})"
 
     def _begin(self, tools: Sequence[Tool]) -> str:
         """An expression of what begins a list that nothing else opens, up to the arguments."""
