@@ -40,6 +40,7 @@ SAMPLING_HELP = {
     "allowed_token_ids": "only these ids may be generated, such as 10,11",
     "bad_words": "text that must not appear (may be given several times)",
     "skip_special_tokens": "leave special tokens out of the text",
+    "thinking_token_budget": "maximum number of tokens of reasoning, for models that reason",
 }
 
 
