@@ -4,13 +4,13 @@ import http.server
 import io
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+import http_stub
 from octavo.cli.chat_server import ServerBackend
 from octavo.cli.chat_session import Session
 from octavo.cli.main import main
@@ -46,15 +46,8 @@ def serving(answer: Handler) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_stub.serving(Answers) as url:
+        yield url
 
 
 def chunk(text: str, reason: str | None = None) -> dict[str, Any]:

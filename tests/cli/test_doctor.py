@@ -3,11 +3,11 @@
 import http.server
 import json
 import socket
-import threading
 from contextlib import contextmanager
 
 import pytest
 
+import http_stub
 from modelled import Modelled, twice
 from octavo.cli.main import main
 from serving import PYTHONPATH, Server, write_model
@@ -27,15 +27,8 @@ def pages(**answers):
         def log_message(self, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_stub.serving(Answers) as url:
+        yield url
 
 
 def test_a_server_with_a_key(tmp_path, monkeypatch, capsys):
