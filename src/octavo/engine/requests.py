@@ -185,7 +185,7 @@ class RequestMaker:
             cache_salt=None if isinstance(prompt, Chat) else _salt(prompt),
             grammar=limits.grammar,
             sections=limits.sections,
-            thinking=None if params.thinking_token_budget is None else limits.thinking,
+            thinking=limits.thinking,
         )
         reader = None
         if form is not None and params.detokenize:

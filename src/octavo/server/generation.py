@@ -81,7 +81,7 @@ async def make_submission(
         cache_salt=asked.cache_salt,
         grammar=limits.grammar,
         sections=limits.sections,
-        thinking=None if params.thinking_token_budget is None else limits.thinking,
+        thinking=limits.thinking,
     )
     return admit(submission, service.client.capabilities)
 
