@@ -1,0 +1,1 @@
+"""Simulation of an engine on a device that is not here: `octavo simulate`."""
