@@ -16,7 +16,9 @@ class StepShape(NamedTuple):
     more than one. prefill_pairs: sum over those of the tokens that each attends to, itself
     included. sequences: rows of the plan. captured: whether a captured step may replay it, since
     each row is one token whose successor is drawn. swapped_blocks: blocks copied before it, to the
-    host, back, or within the pool.
+    host, back, or within the pool. kv_shared: of kv_read, tokens that another of those rows reads
+    from the same blocks (a cached prefix), all but one reading of each: on a CPU such tokens are
+    read once for all of them.
     """
 
     rows: int
@@ -27,6 +29,7 @@ class StepShape(NamedTuple):
     sequences: int
     captured: bool
     swapped_blocks: int
+    kv_shared: int = 0
 
 
 class StepCost(Protocol):
