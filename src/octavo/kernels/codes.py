@@ -79,3 +79,126 @@ def round_to_codes(weight: torch.Tensor, group: int = GROUP) -> Codes:
     scale = (maximum - minimum) / 15
     codes = (grouped - minimum.unsqueeze(2)) / scale.clamp(min=1e-30).unsqueeze(2)
     return Codes(codes.round().to(torch.uint8).view(n, -1)[:, :k], scale, minimum, group, 4)
+
+
+# -- codes with terms as they are stored -----------------------------------------------------------
+
+SUPER = 256  # inputs that share the factors of 8-bit terms
+_TERMS = {"half": torch.float16, "single": torch.float32, "super": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the weights of one product are written as codes; everything about it is exact.
+
+    bits: of a code: 4, 5, 6 or 8; fewer bits are written with 4.
+    group: how many inputs share their terms, a multiple of 16; the last group may be shorter.
+    terms: how a group's scale and offset are stored: "half" (float16), "single" (float32), or
+        "super": int8, to be multiplied by a float16 that `SUPER` inputs share.
+    offset: "none", "minimum": w = v * scale + minimum, or "zero": w = (v - zero) * scale.
+    values: the value v of each of the 2 ** bits codes, integers of at most 256 in magnitude, which
+        are exact in bfloat16. Those of 8 bits are always -128 to 127, code 0 being -128; those of 5
+        and 6 bits are consecutive.
+    """
+
+    bits: int
+    group: int
+    terms: str = "half"
+    offset: str = "none"
+    values: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.bits in (4, 5, 6, 8)
+        assert self.group > 0
+        assert self.group % 16 == 0
+        assert self.terms in _TERMS
+        assert self.offset in ("none", "minimum", "zero")
+        assert self.terms != "super" or SUPER % self.group == 0
+        assert len(self.values) == 2**self.bits
+        assert max(map(abs, self.values)) <= 256
+        assert self.bits == 4 or self.is_linear
+        assert self.bits != 8 or self.values[0] == -128
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the value is the code plus a constant."""
+        return self.values == tuple(range(self.values[0], self.values[0] + len(self.values)))
+
+    @property
+    def terms_dtype(self) -> torch.dtype:
+        return _TERMS[self.terms]
+
+    @property
+    def num_terms(self) -> int:
+        """Of a group and column: the scale, and an offset if there is one."""
+        return 1 if self.offset == "none" else 2
+
+
+def linear(bits: int, first: int) -> tuple[int, ...]:
+    """`Form.values` of codes whose value is the code plus `first`."""
+    return tuple(range(first, first + 2**bits))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedCodes:
+    """A weight [N, K] in a `Form`.
+
+    codes: uint8 [N, K]; terms: [N, groups, Form.num_terms], of Form.terms_dtype: the scale, then
+    the offset; factors: float16 [N, supers, Form.num_terms], what "super" terms are multiplied by,
+    else None.
+    """
+
+    form: Form
+    codes: torch.Tensor
+    terms: torch.Tensor
+    factors: torch.Tensor | None = None
+
+    def wide_terms(self) -> torch.Tensor:
+        """The terms as float32 [N, groups, Form.num_terms]; those of "super" form are exact."""
+        wide = self.terms.float()
+        if self.factors is None:
+            return wide
+        each = SUPER // self.form.group
+        return wide * self.factors.float().repeat_interleave(each, 1)[:, : wide.shape[1]]
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [N, K]: a product and a sum are each rounded once."""
+        form, size = self.form, self.codes.shape[1]
+        terms = self.wide_terms().repeat_interleave(form.group, 1)[:, :size]
+        value = torch.tensor(form.values, dtype=torch.float32)[self.codes.long()]
+        if form.offset == "zero":
+            value = value - terms[..., 1]
+        value = value * terms[..., 0]
+        return value + terms[..., 1] if form.offset == "minimum" else value
+
+
+def as_grouped(codes: Codes) -> GroupedCodes:
+    """Integer `codes`, whose groups are multiples of 16, or one, in the shortest form that holds
+    them exactly."""
+    first = 0 if codes.bits == 4 else -128
+    size = codes.codes.shape[1]
+    group = -(-size // 16) * 16 if codes.is_one_group else codes.group
+    scale, minimum = codes.scale, codes.minimum
+    zero = (-minimum / torch.where(scale == 0, 1.0, scale)).round()
+    if not bool(((minimum == -zero * scale) & (zero.abs() <= SUPER)).all()):
+        minimum = minimum - first * scale
+        kept = all(_is_half(terms) for terms in (scale, minimum))
+        form = Form(codes.bits, group, "half" if kept else "single", "minimum",
+                    linear(codes.bits, first))  # fmt: skip
+        terms = torch.stack((scale, minimum), 2)
+        return GroupedCodes(form, codes.codes, terms.to(form.terms_dtype))
+    kind = "half" if _is_half(scale) else "single"
+    middle = zero.flatten()[0]
+    if bool(((zero == middle) | (scale == 0)).all()) and codes.bits == 4:
+        form = Form(4, group, kind, "none", linear(4, -int(middle)))
+        return GroupedCodes(form, codes.codes, scale.unsqueeze(2).to(form.terms_dtype))
+    if bool(((zero == -first) | (scale == 0)).all()):
+        form = Form(codes.bits, group, kind, "none", linear(codes.bits, first))
+        return GroupedCodes(form, codes.codes, scale.unsqueeze(2).to(form.terms_dtype))
+    form = Form(codes.bits, group, kind, "zero", linear(codes.bits, first))
+    terms = torch.stack((scale, zero + first), 2)
+    return GroupedCodes(form, codes.codes, terms.to(form.terms_dtype))
+
+
+def _is_half(values: torch.Tensor) -> bool:
+    return bool((values.half().float() == values).all())
