@@ -165,7 +165,8 @@ def operations(num_blocks: int) -> int:
             )
             bench.step()
         queues = bench.scheduler.queues
-        queues.preempt(next(iter(queues.running)), bench.now)
+        victim = next(iter(queues.running))
+        queues.preempt(victim, bench.now, victim)
         while bench.scheduler.has_work():
             bench.step()
     finally:

@@ -81,9 +81,9 @@ def test_a_request_ends_with_its_last_choice(recorder, scheduler):
     recorder.choice_stopped("a", 3.0)  # it has ended already
     recorder.arrived(make("b", [1], n=2))
     recorder.step(plan(2, b=1), [Update("b", 0, finish_reason="error", error="x")], 3.0, 4.0)
-    recorder.aborted("b")
+    recorder.aborted("b", 9.0)
     recorder.arrived(make("c", [1]))
-    recorder.aborted("c")
+    recorder.aborted("c", 9.0)
     assert recorder.finished == {"stop": 1, "error": 1, "abort": 1}
 
 

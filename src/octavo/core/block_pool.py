@@ -9,6 +9,8 @@ the back, so the least recently used contents are overwritten first.
     0 <-> [empty] <-> [empty] <-> [cached, old] <-> ... <-> [cached, recent] <-> 0
 """
 
+from collections.abc import Collection
+
 from octavo.errors import EngineError, NotEnoughMemoryError
 
 
@@ -49,6 +51,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks with a published content, held or free."""
         return len(self._block_of)
+
+    @property
+    def cached(self) -> Collection[int]:
+        """Those blocks, in no order."""
+        return self._block_of.values()
 
     def allocate(self) -> int:
         """The free block at the front, with one reference; its cached contents are dropped."""

@@ -9,7 +9,7 @@ behind the window of a group are released, so such a group holds few blocks howe
 sequence is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.core.block_pool import BlockPool, expect
@@ -93,6 +93,16 @@ class KVManager:
     def capacity(self) -> int:
         """Tokens of the longest sequence that the whole pool holds."""
         return longest_sequence(self.groups, self.pool.num_blocks - 1, self.block_size)
+
+    @property
+    def holders(self) -> Collection[Request]:
+        """The requests that hold blocks of the pool."""
+        return self._holders.keys()
+
+    @property
+    def on_host(self) -> Collection[Request]:
+        """The requests that hold blocks of the host's pool."""
+        return self._on_host.keys()
 
     # Starting: what is cached already, and is there memory for the rest?
 

@@ -4,9 +4,11 @@ A preempted request gives up its blocks: they are swapped out to the host, or re
 Which request runs, and when, is decided elsewhere (`step`, `scheduler`).
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Literal
+
+import msgspec
 
 from octavo.core.block_pool import expect
 from octavo.core.kv_manager import KVManager
@@ -15,13 +17,32 @@ from octavo.core.request import Request, Status
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 
+MOST_TRANSITIONS = 256  # that are remembered
+
+
+class Transition(msgspec.Struct, frozen=True, gc=False):
+    """Why a running request stopped, or that it runs again; for whoever watches.
+
+    preempted: for memory; displaced: by a more urgent request; resumed: it runs again. request_id,
+    index: the choice; tokens: that it had computed. other: the choice that needed its blocks,
+    itself if no other could give any. swapped: its blocks were, or are, on the host.
+    """
+
+    name: Literal["preempted", "displaced", "resumed"]
+    at: float
+    request_id: str
+    index: int
+    tokens: int
+    other: str
+    swapped: bool
+
 
 class Queues:
     """running: in the order in which they started. waiting: preempted and resumed requests first,
     then by arrival. Sets are dicts, since their order matters.
 
     preemption_mode: what `preempt` does with the KV of a request; auto chooses what is expected
-    to be faster, by `rates`.
+    to be faster, by `rates`. transitions: the last ones; num_transitions: all so far.
     """
 
     def __init__(self, kv: KVManager, rates: Rates, preemption_mode: PreemptionMode) -> None:
@@ -34,6 +55,8 @@ class Queues:
         self.num_displaced = 0
         self.num_swap_outs = 0
         self.peak_running = 0
+        self.transitions: deque[Transition] = deque(maxlen=MOST_TRANSITIONS)
+        self.num_transitions = 0
 
     def enqueue(self, request: Request) -> None:
         self.waiting[request] = None
@@ -63,19 +86,46 @@ class Queues:
         self.running.pop(request, None)
         self.waiting.pop(request, None)
 
-    def preempt(self, request: Request, now: float) -> None:
-        """Preempt a running request because others need its blocks."""
-        self.num_preemptions += 1
-        request.num_preemptions += 1
-        self.requeue(request, now)
+    def preempt(self, request: Request, now: float, other: Request) -> None:
+        """Preempt a running request because `other`, which runs, needs its blocks."""
+        self._preempt("preempted", request, now, other)
 
-    def displace(self, request: Request, now: float) -> None:
-        """Preempt a running request in favour of a waiting one."""
+    def displace(self, request: Request, now: float, other: Request) -> None:
+        """Preempt a running request in favour of `other`, which waits."""
         num_tokens, times = request.displaced
         again = num_tokens == len(request.tokens)
         request.displaced = len(request.tokens), times + 1 if again else 1
         self.num_displaced += 1
-        self.preempt(request, now)
+        self._preempt("displaced", request, now, other)
+
+    def resume(self, request: Request, now: float) -> None:
+        """`run` a request that was preempted."""
+        swapped = request.status is Status.SWAPPED
+        self._note("resumed", request, now, request, swapped, request.num_computed)
+        self.run(request)
+
+    def _preempt(
+        self, name: Literal["preempted", "displaced"], request: Request, now: float, other: Request
+    ) -> None:
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        computed = request.num_computed
+        self.requeue(request, now)
+        self._note(name, request, now, other, request.status is Status.SWAPPED, computed)
+
+    def _note(
+        self,
+        name: Literal["preempted", "displaced", "resumed"],
+        request: Request,
+        now: float,
+        other: Request,
+        swapped: bool,
+        tokens: int,
+    ) -> None:
+        self.num_transitions += 1
+        self.transitions.append(
+            Transition(name, now, request.request_id, request.index, tokens, other.seq_id, swapped)
+        )
 
     def requeue(self, request: Request, now: float) -> None:
         """Release all blocks of a running request; it waits ahead of those that never ran."""

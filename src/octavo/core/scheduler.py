@@ -12,7 +12,7 @@ results. It knows neither tensors nor text, and reads no clock: `now` is an argu
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 import msgspec
@@ -112,6 +112,7 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._clock = Clock()
         self._planned_at = 0.0  # the last plan
+        self.last_budget = (0, 0, 0)  # of that step: see StepBuilder.budget
         self._committed_at = 0.0  # the last result
 
     # Adding and ending requests.
@@ -193,6 +194,10 @@ class Scheduler:
         request.drafts = tuple(drafts[: gain - 1])
         return True
 
+    def choices(self, request_id: str) -> Collection[Request]:
+        """The choices of a request that have not ended, by their index."""
+        return self._groups.get(request_id, {}).values()
+
     def close(self) -> None:
         """Let go of the policy: another scheduler may use it."""
         unbind(self.policy, self)
@@ -200,6 +205,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request has not ended. Plans in flight must be committed in any case."""
         return bool(self._groups or self._ended)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps planned so far."""
+        return self._num_steps
 
     @property
     def num_running(self) -> int:
@@ -313,6 +323,7 @@ class Scheduler:
             self.max_model_len if self.plans_ahead else None,
         )
         step = builder.build(self._num_steps)
+        self.last_budget = builder.budget
         self._in_flight.append(step)
         return step.plan
 

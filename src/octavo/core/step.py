@@ -97,6 +97,11 @@ class StepBuilder:
         self._blocked = False
         self._computing: set[bytes] = set()
 
+    @property
+    def budget(self) -> tuple[int, int, int]:
+        """(tokens that the step may have, requests that may run, tokens that it has)."""
+        return self._budget, self._sequences, self._budget - self._left
+
     def build(self, number: int) -> PlannedStep:
         """Plan step `number`. Its rows are empty if nothing can run."""
         lagging = self._serve_due()
@@ -278,7 +283,7 @@ class StepBuilder:
                 self._blocked = True
                 return False
             self._withdraw(victim)
-            self._queues.preempt(victim, self._now)
+            self._queues.preempt(victim, self._now, request)
             if victim is request:
                 return False
         return True
@@ -308,7 +313,7 @@ class StepBuilder:
             return self._may_overtake(request)
         for victim in victims:
             self._withdraw(victim)
-            self._queues.displace(victim, self._now)
+            self._queues.displace(victim, self._now, request)
         if victims and self._kv.shortage(request, found, 0) > 0:
             return False  # the victims shared blocks with others; retried in the next step
         self._start(request, found)
@@ -392,7 +397,10 @@ class StepBuilder:
         if request.scheduled_at is None:
             request.scheduled_at = self._now
         request.overtaken = 0
-        self._queues.run(request)
+        if request.status is Status.WAITING:
+            self._queues.run(request)
+        else:
+            self._queues.resume(request, self._now)
         self._unfinished.append(request)
         self._reserved_blocks += self._kv.missing(request)
         self._assign_share(request)

@@ -442,6 +442,8 @@ class EngineClient:
                 if request := self._of(link, request_id):
                     request.queued = False
                     request.batch.accept(request_id)
+        else:
+            link.saw(report)
 
     def link_died(self, link: EngineLink, error: OctavoError) -> None:
         if self.reason is not None:

@@ -228,7 +228,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request, all its choices, and free its blocks. False if it is not in flight."""
         known = self.scheduler.abort(request_id)
-        self.recorder.aborted(request_id)
+        self.recorder.aborted(request_id, self.clock())
         self._discard_if_idle()
         return known
 

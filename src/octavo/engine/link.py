@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -32,6 +32,7 @@ from octavo.engine.messages import (
     Command,
     Dead,
     Launch,
+    Look,
     PrefixCacheReset,
     Ready,
     Refused,
@@ -41,6 +42,7 @@ from octavo.engine.messages import (
     Step,
     Stop,
 )
+from octavo.engine.watch import View
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.log import get_logger
 
@@ -54,14 +56,14 @@ _START_DESCRIPTORS = 16  # of sockets, wake-up pipes and the process; the loop's
 _LAST_MESSAGE_SECONDS = 0.2
 _RECONNECT_MS = 10
 
-RequestReport = Accepted | Refused | Step | Stats
+RequestReport = Accepted | Refused | Step | Stats | View
 
 
 class LinkOwner(Protocol):
     """Who is told what comes over a link."""
 
     def received(self, link: "EngineLink", report: RequestReport) -> None:
-        """A report about requests, or statistics."""
+        """A report about requests, statistics, or a view: that goes to `link.saw`."""
         ...
 
     def link_died(self, link: "EngineLink", error: OctavoError) -> None:
@@ -101,6 +103,7 @@ class EngineLink:
         self._clock = RemoteClock() if launcher.remote else None
         self._silent_ticks = 0
         self._resets: deque[asyncio.Future[bool]] = deque()  # in the order of their answers
+        self._looks: deque[asyncio.Future[View]] = deque()  # the same
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Report)
         self._tasks: list[asyncio.Task[None]] = []
@@ -152,6 +155,21 @@ class EngineLink:
         self._resets.append(done)
         self.send(ResetPrefixCache())
         return done
+
+    def look(self, followed: tuple[str, ...] = ()) -> "asyncio.Future[View]":
+        """What the engine shows of itself, and the blocks of requests."""
+        done: asyncio.Future[View] = asyncio.get_running_loop().create_future()
+        if self.reason is not None:
+            done.set_exception(EngineDeadError(self.reason))
+        else:
+            self._looks.append(done)
+            self.send(Look(followed))
+        return done
+
+    def saw(self, view: View) -> None:
+        """The answer to the first `look` that has none."""
+        if not (done := self._looks.popleft()).done():
+            done.set_result(view)
 
     @property
     def is_silent(self) -> bool:
@@ -247,7 +265,8 @@ class EngineLink:
         self.reason = error.reason if isinstance(error, EngineDeadError) else str(error)
         if not self._ready.done():
             self._ready.set_exception(error)
-        for done in self._resets:
+        waiting: list[asyncio.Future[Any]] = [*self._resets, *self._looks]
+        for done in waiting:
             if not done.done():
                 done.set_exception(EngineDeadError(self.reason))
         self._owner.link_died(self, error)

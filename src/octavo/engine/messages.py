@@ -17,6 +17,7 @@ from octavo.core.scheduler import Update
 from octavo.core.submission import Submission
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.stats import EngineStats, Observations
+from octavo.engine.watch import View
 from octavo.errors import ERROR_KINDS, ConfigError, EngineDeadError, OctavoError, RequestError
 from octavo.version import __version__
 
@@ -130,11 +131,17 @@ class ResetPrefixCache(msgspec.Struct, tag="reset", array_like=True, frozen=True
     """Drop the cached prefixes. Answered by PrefixCacheReset."""
 
 
+class Look(msgspec.Struct, tag="look", array_like=True, frozen=True):
+    """Show what there is now, and the blocks of these requests. Answered by View."""
+
+    followed: tuple[str, ...] = ()
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """Leave the loop and exit."""
 
 
-Command = Add | Abort | FinishChoice | ResetPrefixCache | Stop
+Command = Add | Abort | FinishChoice | ResetPrefixCache | Look | Stop
 
 # From the engine.
 
@@ -217,4 +224,4 @@ class Dead(msgspec.Struct, tag="dead", array_like=True, frozen=True):
     fault: Fault
 
 
-Report = Ready | Accepted | Refused | PrefixCacheReset | Step | Stats | Beat | Dead
+Report = Ready | Accepted | Refused | PrefixCacheReset | Step | Stats | View | Beat | Dead

@@ -44,6 +44,7 @@ from octavo.engine.messages import (
     FinishChoice,
     Launch,
     LaunchHead,
+    Look,
     PrefixCacheReset,
     Ready,
     Refused,
@@ -54,6 +55,7 @@ from octavo.engine.messages import (
     check_build,
 )
 from octavo.engine.tcp import EngineEnds
+from octavo.engine.watcher import Watcher
 from octavo.errors import OctavoError, RequestError
 from octavo.log import configure, get_logger, mark_lines
 
@@ -114,6 +116,7 @@ class Loop:
             self._poller.register(self._failure, zmq.POLLIN)
         self._held: dict[str, Submission] = {}  # until their grammars are compiled
         self._stats_due = 0.0
+        self._watcher: Watcher | None = None  # once somebody looks
         self._stop = False
 
     def run(self) -> None:
@@ -181,6 +184,9 @@ class Loop:
             self._engine.finish_choice(command.request_id, command.index)
         elif isinstance(command, ResetPrefixCache):
             self._outbox.send(PrefixCacheReset(self._engine.reset_prefix_cache()))
+        elif isinstance(command, Look):
+            self._watcher = self._watcher or Watcher(self._engine)
+            self._outbox.send(self._watcher.view(command.followed))
         else:
             self._stop = True
 

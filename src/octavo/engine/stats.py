@@ -10,7 +10,7 @@ seconds of one monotonic clock.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from octavo.core.scheduler import Scheduler, Update
 
 WINDOW_SECONDS = 10.0
 _SAMPLES = 8192
+_ENDED = 64  # requests that are remembered
 _UNREAD_STEPS = 16384  # a server drains them four times a second; offline they are never drained
 
 # vLLM's buckets, preceded by finer ones: a small model on CPU is below vLLM's first.
@@ -430,20 +431,37 @@ class Observations:
 
 
 @dataclass(slots=True)
-class _Times:
+class RequestTimes:
+    """Of one request. For reading: only the recorder changes it."""
+
     arrival: float
     prompt_tokens: int
     choices: int
+    max_tokens: int
+    priority: int
     scheduled: float | None = None
     first: float | None = None  # time of its first token
     generated: dict[int, int] = field(default_factory=dict)  # choice -> its tokens
+    cached: int = 0  # prompt tokens found in the cache
     preemptions: int = 0
     last: dict[int, float] = field(default_factory=dict)  # choice -> time of its last token
     resumed: bool = False  # its first token came from another engine
 
 
+class EndedRequest(NamedTuple):
+    """A request that has ended at a time, and why."""
+
+    request_id: str
+    reason: str
+    at: float
+    times: RequestTimes
+
+
 class StatsRecorder:
-    """Records events; independent of how the numbers are used."""
+    """Records events; independent of how the numbers are used.
+
+    ended: the requests that ended last; num_ended: all that have.
+    """
 
     steps: int
     prompt_tokens: int
@@ -455,7 +473,9 @@ class StatsRecorder:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.finished = {}
-        self._times: dict[str, _Times] = {}
+        self.ended: deque[EndedRequest] = deque(maxlen=_ENDED)
+        self.num_ended = 0
+        self._times: dict[str, RequestTimes] = {}
         self._window: deque[tuple[float, float, int, int]] = deque()
         self._latencies: dict[str, deque[float]] = {
             name: deque(maxlen=_SAMPLES) for name in ("ttft", "itl", "e2e")
@@ -464,7 +484,9 @@ class StatsRecorder:
 
     def arrived(self, request: Request) -> None:
         count = request.num_prompt_tokens
-        self._times[request.request_id] = _Times(request.arrival_time, count, request.params.n)
+        self._times[request.request_id] = RequestTimes(
+            request.arrival_time, count, request.params.n, request.max_tokens, request.priority
+        )
         self.prompt_tokens += count
         self._fresh.prompt_tokens.append(count)
 
@@ -476,7 +498,9 @@ class StatsRecorder:
         """
         first = choices[0]
         count = first.num_prompt_tokens
-        times = _Times(first.arrival_time, count, len(choices))
+        times = RequestTimes(
+            first.arrival_time, count, len(choices), first.max_tokens, first.priority
+        )
         self._times[first.request_id] = times
         if not first.num_output_tokens:
             times.choices = first.params.n
@@ -512,14 +536,18 @@ class StatsRecorder:
         self._window.append((ended, ended - started, generated, prompt))
         self._trim(ended)
 
-    def aborted(self, request_id: str) -> None:
-        if self._times.pop(request_id, None):
-            self._count("abort")
+    def aborted(self, request_id: str, now: float) -> None:
+        if times := self._times.pop(request_id, None):
+            self._count("abort", request_id, times, now)
 
     def choice_stopped(self, request_id: str, now: float) -> None:
         """A stop string, detected outside the engine, ended one choice."""
         if times := self._times.get(request_id):
             self._end(request_id, times, "stop", now)
+
+    def times(self, request_id: str) -> RequestTimes | None:
+        """Of a request that has not ended."""
+        return self._times.get(request_id)
 
     def drain(self) -> Observations:
         """The samples since the last call."""
@@ -559,6 +587,7 @@ class StatsRecorder:
         if count:
             last = times.last.get(update.index)
             if last is None:
+                times.cached = update.num_cached_tokens
                 self._latencies["ttft"].append(now - times.arrival)
                 self._fresh.ttft.append(now - times.arrival)
             else:
@@ -573,13 +602,13 @@ class StatsRecorder:
             self._end(update.request_id, times, update.finish_reason, now)
         return count
 
-    def _end(self, request_id: str, times: _Times, reason: str, now: float) -> None:
+    def _end(self, request_id: str, times: RequestTimes, reason: str, now: float) -> None:
         """One choice ended; the last one ends the request."""
         times.choices -= 1
         if times.choices > 0 and reason not in ("abort", "error"):
             return
         del self._times[request_id]
-        self._count(reason)
+        self._count(reason, request_id, times, now)
         self._latencies["e2e"].append(now - times.arrival)
         self._fresh.e2e.append(now - times.arrival)
         generated = sum(times.generated.values())
@@ -594,8 +623,10 @@ class StatsRecorder:
             if generated > 1:
                 self._fresh.tpot.append(decode / (generated - 1))
 
-    def _count(self, reason: str) -> None:
+    def _count(self, reason: str, request_id: str, times: RequestTimes, now: float) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
+        self.num_ended += 1
+        self.ended.append(EndedRequest(request_id, reason, now, times))
 
     def _trim(self, now: float) -> None:
         while self._window and self._window[0][0] < now - WINDOW_SECONDS:
