@@ -1,0 +1,209 @@
+"""A model of a given size with random weights: as a .gguf file, or as a folder in bfloat16.
+
+    python -m benchmarks.shapes TARGET --size 1B|3B|8B --form Q4_0|Q8_0|Q4_K|Q6_K|Q4_K_M|BF16 [--layers N]
+
+Shapes are Llama 3's, tokens those of another model (`--model`), cut to the vocabulary. What it
+answers means nothing; what it reads, holds and multiplies is what a trained model of that size
+does. BF16 makes a folder in Hugging Face layout, the others a file.
+"""
+
+import argparse
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from benchmarks.engines import model_file
+from octavo.checkpoint.gguf import FORMATS, read_gguf_header
+
+_VOCABULARY = 128256
+_PIECE = 1 << 24  # bytes of noise, repeated: making it anew would take longer than writing it
+_BY_NAME = {form.name: (number, form) for number, form in FORMATS.items()}
+# Where a block has its factors, as float16: scales, then minima.
+_FACTORS = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+_SCALES = {"Q4_0": 0.004, "Q8_0": 0.0003, "Q4_K": 0.0001, "Q6_K": 0.00002}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a decoder as Llama's."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+
+    def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Names in GGUF and in safetensors, and shapes."""
+        yield "token_embd.weight", "model.embed_tokens.weight", (_VOCABULARY, self.hidden)
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for n in range(self.layers):
+            for name, other, shape in (
+                ("attn_norm", "input_layernorm", (self.hidden,)),
+                ("attn_q", "self_attn.q_proj", (queries, self.hidden)),
+                ("attn_k", "self_attn.k_proj", (keys, self.hidden)),
+                ("attn_v", "self_attn.v_proj", (keys, self.hidden)),
+                ("attn_output", "self_attn.o_proj", (self.hidden, queries)),
+                ("ffn_norm", "post_attention_layernorm", (self.hidden,)),
+                ("ffn_gate", "mlp.gate_proj", (self.inner, self.hidden)),
+                ("ffn_up", "mlp.up_proj", (self.inner, self.hidden)),
+                ("ffn_down", "mlp.down_proj", (self.hidden, self.inner)),
+            ):
+                yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{other}.weight", shape
+        yield "output_norm.weight", "model.norm.weight", (self.hidden,)
+        if not self.tied:
+            yield "output.weight", "lm_head.weight", (_VOCABULARY, self.hidden)
+
+
+SHAPES = {
+    "1B": Shape(16, 2048, 8192, 32, 8, 64, True),
+    "3B": Shape(28, 3072, 8192, 24, 8, 128, True),
+    "8B": Shape(32, 4096, 14336, 32, 8, 128, False),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--size", required=True, choices=SHAPES)
+    parser.add_argument("--form", required=True, choices=[*_FACTORS, "Q4_K_M", "BF16"])
+    parser.add_argument("--layers", type=int, help="of the shape's, fewer")
+    parser.add_argument(
+        "--model", default="qwen2.5-coder-0.5b", help="whose tokens: embedded name or .gguf file"
+    )
+    args = parser.parse_args()
+    shape = SHAPES[args.size]
+    shape = replace(shape, layers=args.layers or shape.layers)
+    tokens = dict(read_gguf_header(model_file(args.model)).metadata)
+    if args.form == "BF16":
+        write_folder(args.target, shape, tokens)
+    else:
+        write_file(args.target, shape, args.form, tokens)
+    return 0
+
+
+def write_file(target: Path, shape: Shape, form: str, tokens: dict[str, Any]) -> None:
+    """form: of all matrices; Q4_K_M: Q6_K for the head and what llama.cpp gives more bits."""
+    import gguf
+
+    writer = gguf.GGUFWriter(None, "llama")
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(_VOCABULARY)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    texts, merges = _tokens(tokens)
+    writer.add_token_list(texts)
+    writer.add_token_types([*[1] * (_VOCABULARY - 1), 3])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(_VOCABULARY - 1)
+    forms = {name: (size, _form_of(name, form, size)) for name, _, size in shape.tensors()}
+    for name, (size, kind) in forms.items():
+        raw = _BY_NAME[kind][1]
+        row = (*size[:-1], size[-1] // raw.block_values * raw.block_bytes)
+        writer.add_tensor_info(
+            name, size if kind == "F32" else row,
+            np.dtype(np.float32 if kind == "F32" else np.uint8), raw.num_bytes(size),
+            None if kind == "F32" else gguf.GGMLQuantizationType(_BY_NAME[kind][0]),
+        )  # fmt: skip
+    writer.write_header_to_file(target)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    noise = {kind: _noise(kind) for kind in {kind for _, kind in forms.values()}}
+    with target.open("ab") as file:
+        for size, kind in forms.values():
+            file.write(bytes(-file.tell() % 32))
+            _repeat(file, noise[kind], _BY_NAME[kind][1].num_bytes(size))
+
+
+def write_folder(target: Path, shape: Shape, tokens: dict[str, Any]) -> None:
+    """In bfloat16, in one file."""
+    target.mkdir(parents=True)
+    texts, merges = _tokens(tokens)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "hidden_size": shape.hidden, "intermediate_size": shape.inner, "hidden_act": "silu",
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "rms_norm_eps": 1e-5,
+        "vocab_size": _VOCABULARY, "rope_theta": 500000.0, "max_position_embeddings": 8192,
+        "tie_word_embeddings": shape.tied, "eos_token_id": _VOCABULARY - 1,
+    }  # fmt: skip
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": texts[-1]}
+    ids = {text: number for number, text in enumerate(texts)}
+    for name, value in (
+        ("config.json", config), ("tokenizer_config.json", settings), ("vocab.json", ids)
+    ):  # fmt: skip
+        (target / name).write_text(json.dumps(value))
+    (target / "merges.txt").write_text("\n".join(("#version: 0.2", *merges, "")))
+    header, at = {}, 0
+    sizes = {name: (size, 2 * int(np.prod(size))) for _, name, size in shape.tensors()}
+    for name, (size, count) in sizes.items():
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [at, at + count]}
+        at += count
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    matrices, norms = _noise("BF16"), np.full(2**14, 0x3F80, np.uint16)
+    with (target / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for size, count in sizes.values():
+            _repeat(file, (norms if len(size) == 1 else matrices).view(np.uint8), count)
+
+
+def _form_of(name: str, form: str, size: tuple[int, ...]) -> str:
+    if len(size) == 1:
+        return "F32"
+    if form != "Q4_K_M":
+        return form
+    more = name in ("token_embd.weight", "output.weight") or (
+        "attn_v" in name or "ffn_down" in name
+    )
+    return "Q6_K" if more else "Q4_K"
+
+
+def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Those of a byte-level BPE whose token 256 + i is the merge i, cut; the last is the end's."""
+    texts = metadata["tokenizer.ggml.tokens"][: _VOCABULARY - 1]
+    texts += [f"<|extra_{n}|>" for n in range(len(texts), _VOCABULARY - 1)]
+    return [*texts, "<|end|>"], metadata["tokenizer.ggml.merges"][: _VOCABULARY - 1 - 256]
+
+
+def _noise(form: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Whole blocks whose values are about as large as those of trained weights."""
+    random = np.random.default_rng(0)
+    if form == "F32":
+        return np.ones(2**14, np.float32).view(np.uint8)
+    if form == "BF16":
+        wide = random.normal(0, 0.02, _PIECE // 2).astype(np.float32)
+        return (wide.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    size = _BY_NAME[form][1].block_bytes
+    blocks = random.integers(0, 256, (_PIECE // size, size), np.uint8)
+    for at in _FACTORS[form]:
+        drawn = random.uniform(0.5, 1.5, len(blocks)) * _SCALES[form] * (8 if at == 2 else 1)
+        blocks[:, at : at + 2] = drawn.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
+
+
+def _repeat(file: BinaryIO, noise: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> None:
+    while size > 0:
+        file.write(noise[:size].data)
+        size -= min(size, len(noise))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
