@@ -1,10 +1,10 @@
 """A model of a given size with random weights: as a .gguf file, or as a folder in bfloat16.
 
-    python -m benchmarks.shapes TARGET --size 1B|3B|8B --form Q4_0|Q8_0|Q4_K|Q6_K|Q4_K_M|BF16 [--layers N]
+    python -m benchmarks.shapes TARGET --size 1B|3B|8B --form FORM [--layers N]
 
 Shapes are Llama 3's, tokens those of another model (`--model`), cut to the vocabulary. What it
 answers means nothing; what it reads, holds and multiplies is what a trained model of that size
-does. BF16 makes a folder in Hugging Face layout, the others a file.
+does. The form BF16 makes a folder in Hugging Face layout; Q4_0, Q8_0, Q4_K, Q6_K and Q4_K_M a file.
 """
 
 import argparse
@@ -26,6 +26,7 @@ _PIECE = 1 << 24  # bytes of noise, repeated: making it anew would take longer t
 _BY_NAME = {form.name: (number, form) for number, form in FORMATS.items()}
 # Where a block has its factors, as float16: scales, then minima.
 _FACTORS = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+_MORE_BITS = ("token_embd", "attn_v", "ffn_down")  # in Q4_K_M, about, and the head
 _SCALES = {"Q4_0": 0.004, "Q8_0": 0.0003, "Q4_K": 0.0001, "Q6_K": 0.00002}
 
 
@@ -170,9 +171,7 @@ def _form_of(name: str, form: str, size: tuple[int, ...]) -> str:
         return "F32"
     if form != "Q4_K_M":
         return form
-    more = name in ("token_embd.weight", "output.weight") or (
-        "attn_v" in name or "ffn_down" in name
-    )
+    more = name == "output.weight" or any(part in name for part in _MORE_BITS)
     return "Q6_K" if more else "Q4_K"
 
 

@@ -7,9 +7,15 @@ import torch
 
 from octavo.checkpoint.gguf import FORMATS
 from octavo.kernels.cpu import gguf_call
+from octavo.kernels.cpu.weight_only_layout import pack, unpack
 from octavo.quant.gguf import BLOCKS
-from octavo.quant.tensors import decode_into
+from octavo.quant.tensors import decode_into, grouped_codes
 
+# Where a block has its float16 factors, and their bytes, if not 2 at its start.
+FACTORS = {
+    "Q4_1": (0, 4), "Q5_1": (0, 4), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q2_K": (80, 4),
+    "Q3_K": (108, 2), "Q6_K": (208, 2),
+}  # fmt: skip
 BLOCKED = [number for number, form in FORMATS.items() if form.dtype is None]
 
 
@@ -19,8 +25,7 @@ def _blocks(number: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(number)
     raw = rng.integers(0, 256, (count, form.block_bytes), dtype=np.uint8)
     scale = rng.normal(0, 0.05, (count, 2)).astype(np.float16).view(np.uint8)
-    at = 208 if form.name == "Q6_K" else 0
-    width = 2 if form.name in ("Q4_0", "Q5_0", "Q8_0", "Q6_K") else 4
+    at, width = FACTORS.get(form.name, (0, 2))
     raw[:, at : at + width] = scale[:, :width]
     return raw
 
@@ -42,13 +47,10 @@ def test_every_format_of_the_container_is_decoded_and_no_other() -> None:
     assert {FORMATS[number].name for number in BLOCKED} == set(BLOCKS)
 
 
-@pytest.mark.parametrize("name", [name for name, codec in BLOCKS.items() if codec.codes])
-def test_codes_are_the_values_before_they_are_multiplied(name: str) -> None:
-    number = next(number for number, form in FORMATS.items() if form.name == name)
-    raw, codec = torch.from_numpy(_blocks(number, 40)), BLOCKS[name]
-    assert codec.codes is not None
-    codes, scale, minimum = codec.codes(raw)
-    codes, scale, minimum = codes.view(-1, 32), scale.reshape(-1, 1), minimum.reshape(-1, 1)
-    assert int(codes.max()) <= 15
-    values = codec.decode(raw).view(-1, 32)
-    torch.testing.assert_close(codes * scale + minimum, values, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("number", BLOCKED, ids=lambda n: FORMATS[n].name)
+def test_packed_codes_stand_for_the_same_values_to_the_bit(number: int) -> None:
+    raw, codec = torch.from_numpy(_blocks(number, 300)), BLOCKS[FORMATS[number].name]
+    packed = unpack(pack(grouped_codes(codec, raw.view(100, 3, -1))))
+    assert packed.form == codec.form
+    assert int(packed.codes.max()) < 2**codec.form.bits
+    assert torch.equal(packed.dequantized().view(300, -1), codec.decode(raw))

@@ -46,9 +46,13 @@ FORMATS: Mapping[int, TensorFormat] = {
     6: TensorFormat("Q5_0", 32, 22),
     7: TensorFormat("Q5_1", 32, 24),
     8: TensorFormat("Q8_0", 32, 34),
+    10: TensorFormat("Q2_K", 256, 84),
+    11: TensorFormat("Q3_K", 256, 110),
     12: TensorFormat("Q4_K", 256, 144),
     13: TensorFormat("Q5_K", 256, 176),
     14: TensorFormat("Q6_K", 256, 210),
+    20: TensorFormat("IQ4_NL", 32, 18),
+    23: TensorFormat("IQ4_XS", 256, 136),
     30: TensorFormat("BF16", 1, 2, "bfloat16"),
 }
 

@@ -83,6 +83,8 @@ def round_to_codes(weight: torch.Tensor, group: int = GROUP) -> Codes:
 
 # -- codes with terms as they are stored -----------------------------------------------------------
 
+# What the 16 codes of IQ4_NL and IQ4_XS stand for, before they are scaled.
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SUPER = 256  # inputs that share the factors of 8-bit terms
 _TERMS = {"half": torch.float16, "single": torch.float32, "super": torch.int8}
 

@@ -17,6 +17,7 @@ import torch
 
 from octavo.errors import CheckpointError, ConfigError, nearest, shown
 from octavo.kernels.codes import Codes as Codes
+from octavo.kernels.codes import Form
 
 NONE, INT8, INT4, FP8 = "none", "int8", "int4", "fp8"
 METHODS = (INT8, INT4, FP8)  # names that `quantization=` takes
@@ -27,19 +28,26 @@ HEAD = "lm_head"
 Decode = Callable[[torch.Tensor], torch.Tensor]
 # (begin, end) of each dimension of a tensor
 Region = tuple[tuple[int, int], ...]
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCodec:
     """How blocks of one tensor are decoded.
 
-    codes: blocks -> (codes, scale, minimum) of each 32 values, where blocks hold affine codes of
-    4 bits; else None.
+    form: in which their values are codes, to the bit; codes: blocks -> the codes in it, uint8
+    [n, values of a block], with the terms [n, groups of a block, Form.num_terms] and, of "super"
+    terms, the factors [n, 1, Form.num_terms].
     """
 
     decode: Decode
-    codes: Callable[[torch.Tensor], Triple] | None = None
+    form: Form
+    codes: Callable[[torch.Tensor], Parts]
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether blocks hold affine codes of 4 bits in groups of 32, as `Codes` are."""
+        return (self.form.bits, self.form.group) == (4, 32) and self.form.is_linear
 
 
 @dataclass(frozen=True, slots=True)

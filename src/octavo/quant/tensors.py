@@ -6,7 +6,8 @@ import torch
 
 from octavo.checkpoint.base import StoredTensor, TensorFormat
 from octavo.errors import CheckpointError
-from octavo.quant.base import Codes, Region
+from octavo.kernels.codes import GroupedCodes
+from octavo.quant.base import BlockCodec, Codes, Region
 from octavo.quant.registry import BLOCKS
 
 _BLOCKS_AT_ONCE = 4096
@@ -26,7 +27,7 @@ def dtype_of(form: TensorFormat) -> torch.dtype | None:
 def holds_codes(tensor: StoredTensor) -> bool:
     """Whether `read_codes` gives something."""
     codec = BLOCKS.get(tensor.format.name)
-    return codec is not None and codec.codes is not None
+    return codec is not None and codec.is_int4
 
 
 def read_into(
@@ -97,17 +98,27 @@ def read_codes(tensor: StoredTensor, region: Region | None = None) -> Codes | No
     """The 4-bit codes of a tensor [..., K] of blocks, as [N, K] in groups of 32; None for any
     other format. region: the part that is read, which tears no group; None: all."""
     codec = BLOCKS.get(tensor.format.name)
-    if codec is None or codec.codes is None:
+    if codec is None or not codec.is_int4:
         return None
     region = region or tuple((0, size) for size in tensor.shape)
     raw, start = _blocks(tensor, region)
     begin, end = region[-1]
-    codes, scale, minimum = codec.codes(raw.reshape(-1, tensor.format.block_bytes))
-    rows = len(raw)
-    whole = Codes(
-        codes.reshape(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1), 32, 4
-    )
+    grouped = grouped_codes(codec, raw)
+    scale, *offset = grouped.wide_terms().unbind(2)
+    minimum = scale * codec.form.values[0]
+    whole = Codes(grouped.codes, scale, minimum + offset[0] if offset else minimum, 32, 4)
     return whole.columns(begin - start, end - start)
+
+
+def grouped_codes(codec: BlockCodec, raw: torch.Tensor) -> GroupedCodes:
+    """Blocks [N, blocks of a row, bytes of a block] as codes [N, K]."""
+    rows = len(raw)
+    codes, terms, factors = codec.codes(raw.reshape(-1, raw.shape[-1]))
+    each = codec.form.num_terms
+    return GroupedCodes(
+        codec.form, codes.reshape(rows, -1), terms.reshape(rows, -1, each),
+        None if factors is None else factors.reshape(rows, -1, each),
+    )  # fmt: skip
 
 
 def same_bytes(a: StoredTensor, b: StoredTensor) -> bool:

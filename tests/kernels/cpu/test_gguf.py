@@ -17,8 +17,8 @@ def stored(kind: TensorFormat, count: int) -> torch.Tensor:
     """Random bytes; scales of every size that a float16 has, subnormal ones and zeros too."""
     generator = torch.Generator().manual_seed(count)
     raw = torch.randint(0, 256, (count, kind.block_bytes), dtype=torch.uint8, generator=generator)
-    at = 208 if kind.name == "Q6_K" else 0
-    count_halves = 1 if kind.name in ("Q4_0", "Q5_0", "Q8_0", "Q6_K") else 2
+    at = {"Q6_K": 208, "Q2_K": 80, "Q3_K": 108}.get(kind.name, 0)
+    count_halves = 2 if kind.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K") else 1
     bits = torch.randint(0, 0x7C00, (count, count_halves), generator=generator)
     bits[:2] = torch.tensor([0, 1])[:, None]
     bits += 0x8000 * torch.randint(0, 2, bits.shape, generator=generator)

@@ -11,6 +11,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from octavo.kernels.codes import LEVELS
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.simd import (
     F32,
@@ -100,6 +101,28 @@ def vnibble_with_mask(b, low, low_shift, mask, first):
     shifts = b.add(lane_ids(), splat(b, b.trunc(first, I32)))
     bits = b.and_(b.lshr(splat(b, load(b, mask, I32)), shifts), consti(1))
     return b.uitofp(b.or_(_field(b, low, low_shift, 15), b.shl(bits, consti(4))), VF)
+
+
+@op(Vec, types.int64, types.int64)
+def vpair(b, address, shift):
+    """Two bits of LANES bytes."""
+    return b.uitofp(_field(b, address, shift, 3), VF)
+
+
+@op(Vec, *_FOUR)
+def vpair_with_bit(b, low, low_shift, high, high_shift):
+    """Two bits of LANES bytes at `low`, one more above them of those at `high`."""
+    top = b.shl(_field(b, high, high_shift, 1), consti(2))
+    return b.uitofp(b.or_(_field(b, low, low_shift, 3), top), VF)
+
+
+@op(Vec, types.int64, types.int64)
+def vlevel(b, address, shift):
+    """What four bits of LANES bytes stand for in IQ4_NL and IQ4_XS."""
+    code, value = _field(b, address, shift, 15), consti(LEVELS[0])
+    for number, level in enumerate(LEVELS[1:], 1):
+        value = b.select(b.icmp_signed("==", code, consti(number)), consti(level), value)
+    return b.sitofp(value, VF)
 
 
 def decode(variant: str) -> Any:
@@ -237,7 +260,64 @@ def _q6_k(put: Any, size: int) -> Any:
     return 256, 210, block
 
 
+def _q2_k(put: Any, size: int) -> Any:
+    @jit
+    def block(raw, out):
+        for group in range(16):
+            both = byte(raw + group)
+            scale = vsplat(half(raw + 80) * np.float32(both & 15))
+            low = vsplat(half(raw + 82) * np.float32(both >> 4))
+            packed = raw + 16 + group // 8 * 32 + group % 2 * 16
+            for i in range(0, 16, LANES):
+                value = vpair(packed + i, group // 2 % 4 * 2)
+                put(out + (group * 16 + i) * size, vsub(vmul(value, scale), low))
+
+    return 256, 84, block
+
+
+def _q3_k(put: Any, size: int) -> Any:
+    @jit
+    def block(raw, out):
+        middle = vsplat(np.float32(4.0))
+        for group in range(16):
+            low = (byte(raw + 96 + group % 8) >> (group // 8 * 4)) & 15
+            high = (byte(raw + 104 + group % 4) >> (group // 4 * 2)) & 3
+            scale = half(raw + 108) * np.float32((low | (high << 4)) - 32)
+            at = group % 2 * 16
+            for i in range(0, 16, LANES):
+                packed = raw + 32 + group // 8 * 32 + at + i
+                value = vpair_with_bit(packed, group // 2 % 4 * 2, raw + at + i, group // 2)
+                put(out + (group * 16 + i) * size, vmul(vsub(value, middle), vsplat(scale)))
+
+    return 256, 110, block
+
+
+def _iq4_nl(put: Any, size: int) -> Any:
+    @jit
+    def block(raw, out):
+        scale = vsplat(half(raw))
+        for i in range(0, 32, LANES):
+            put(out + i * size, vmul(vlevel(raw + 2 + i % 16, i // 16 * 4), scale))
+
+    return 32, 18, block
+
+
+def _iq4_xs(put: Any, size: int) -> Any:
+    @jit
+    def block(raw, out):
+        for group in range(8):
+            low = (byte(raw + 4 + group // 2) >> (group % 2 * 4)) & 15
+            high = (byte(raw + 2 + group // 4) >> (group % 4 * 2)) & 3
+            scale = vsplat(half(raw) * np.float32((low | (high << 4)) - 32))
+            for i in range(0, 32, LANES):
+                value = vlevel(raw + 8 + group * 16 + i % 16, i // 16 * 4)
+                put(out + (group * 32 + i) * size, vmul(value, scale))
+
+    return 256, 136, block
+
+
 _FORMATS = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k,
-    "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q5_K": _q5_k, "Q6_K": _q6_k, "Q2_K": _q2_k, "Q3_K": _q3_k, "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }  # fmt: skip
