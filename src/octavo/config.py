@@ -159,6 +159,14 @@ class EngineConfig:
               "shows"
     )  # fmt: skip
     load_progress: bool = _option(True, "show progress while loading")
+    trace: str | None = _option(
+        None, "file for a trace of steps and requests, which Perfetto and chrome://tracing open; "
+              "each of several engines writes its own"
+    )  # fmt: skip
+    trace_size: int | None = _option(
+        None, "most bytes of a trace, such as 64M; its last part is kept; default: 256M",
+        low=1 << 16, size=True,
+    )  # fmt: skip
     huge_pages: bool = _option(
         True, "CPU: weights and KV in memory pages of 2 MiB; changes the allocator of this process"
     )
@@ -185,6 +193,8 @@ class EngineConfig:
         if not 0 <= self.swap_space < 2**20:
             raise ConfigError(f"swap_space must be GiB from 0, not {self.swap_space}")
         _ = self.graph_sizes  # raises
+        if self.trace_size is not None and self.trace is None:
+            raise ConfigError("trace_size has no effect without trace, the file to write")
         if self.generation_config not in ("auto", "octavo"):
             raise ConfigError(
                 f"generation_config must be 'auto' or 'octavo', not {self.generation_config!r}"

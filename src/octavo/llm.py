@@ -35,6 +35,7 @@ from octavo.engine.requests import (
     spread,
 )
 from octavo.engine.sharing import SharedSteps
+from octavo.engine.trace import create_engine
 from octavo.errors import ConfigError, EngineError, RequestError
 from octavo.log import can_redraw, get_logger
 from octavo.models.files import resolve_tokenizer
@@ -121,7 +122,7 @@ class LLM:
         self.config = config
         limits = executor.limits
         grammars = Grammars(lambda: tokenizer, limits.vocab_size, limits.eos_token_ids)
-        self.engine = engine = Engine(config, executor, policy, grammars=grammars)
+        self.engine = engine = create_engine(config, executor, policy, grammars=grammars)
         self._tokenizer = tokenizer
         self._outputs = OutputProcessor(tokenizer, time.time() - time.monotonic())
         self._requests = RequestMaker(config, tokenizer, engine.capabilities, engine.clock)

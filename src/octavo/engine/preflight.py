@@ -16,6 +16,7 @@ from octavo.core.policy import Policy
 from octavo.core.policy_registry import create_policy
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.ray_cluster import import_ray
+from octavo.engine.trace_file import check_trace
 from octavo.errors import ConfigError, nearest
 from octavo.models.files import resolve
 from octavo.text.chat import read_chat_template
@@ -39,6 +40,8 @@ def check_options(config: EngineConfig) -> None:
         resolve(config.model).open()  # maps it and reads its header
     if config.swap_path is not None:
         _check_folder("swap_path", config.swap_path)
+    if config.trace is not None and config.distributed_executor_backend != "ray":
+        check_trace(config.trace)  # with Ray it is a file of the machine where the engine runs
 
 
 def _check_places(config: EngineConfig) -> None:

@@ -55,6 +55,7 @@ from octavo.engine.messages import (
     check_build,
 )
 from octavo.engine.tcp import EngineEnds
+from octavo.engine.trace import create_engine
 from octavo.engine.watcher import Watcher
 from octavo.errors import OctavoError, RequestError
 from octavo.log import configure, get_logger, mark_lines
@@ -264,7 +265,7 @@ def _load(launch: Launch) -> Engine:
         executor: Executor = getattr(import_module(module), name)(launch.config)
     # The web process bounds the queue; it answers 503 before anything is sent here.
     config: EngineConfig = launch.config.with_(max_waiting=sys.maxsize)
-    return Engine(config, executor, policy)
+    return create_engine(config, executor, policy, engine=launch.engine, engines=launch.engines)
 
 
 def serve(line: bytes, parent: IO[bytes]) -> int:
