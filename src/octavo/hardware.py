@@ -24,7 +24,8 @@ class Card:
 
     memory: bytes, as the driver reports them; bandwidth: of it, bytes a second. flops: operations
     a second by type of operand, sums in 32 bits, without sparsity; link: bytes a second to another
-    card of the same machine, each way. capability: CUDA's compute capability. None: not known.
+    card of the same machine, each way; host: to the host's memory, each way. capability: CUDA's
+    compute capability. None: not known.
     """
 
     name: str
@@ -32,7 +33,11 @@ class Card:
     bandwidth: int | None = None
     flops: Mapping[str, int] = field(default_factory=dict)
     link: int | None = None
+    host: int | None = None
     capability: tuple[int, int] = (8, 0)
+
+
+_PCIE4, _PCIE5 = 32.0, 64.0  # GB/s each way, 16 lanes
 
 
 def _card(
@@ -45,17 +50,16 @@ def _card(
     bfloat16: float,
     int8: float,
     fp8: float | None = None,
+    host: float = _PCIE4,
 ) -> Card:
-    """bandwidth, link: GB/s; types: TFLOPS or TOPS."""
+    """bandwidth, link, host: GB/s; types: TFLOPS or TOPS."""
     rates = {"bfloat16": bfloat16, "float16": bfloat16, "int8": int8}
     if fp8 is not None:
         rates["fp8"] = fp8
     flops = {kind: int(rate * _TERA) for kind, rate in rates.items()}
     return Card(name, mib << 20, int(bandwidth * _GIGA), MappingProxyType(flops),
-                int(link * _GIGA), capability)  # fmt: skip
+                int(link * _GIGA), int(host * _GIGA), capability)  # fmt: skip
 
-
-_PCIE4, _PCIE5 = 32.0, 64.0  # GB/s each way, 16 lanes
 
 CARDS: Mapping[str, Card] = MappingProxyType(
     {
@@ -69,10 +73,34 @@ CARDS: Mapping[str, Card] = MappingProxyType(
             _card("l4", 22_563, 300, _PCIE4, (8, 9), bfloat16=121, int8=242, fp8=242),
             _card("l40s", 45_589, 864, _PCIE4, (8, 9), bfloat16=362, int8=733, fp8=733),
             _card("rtx-4090", 24_210, 1008, _PCIE4, (8, 9), bfloat16=165.2, int8=660.6, fp8=330.3),
-            _card("h100-80gb", 81_008, 3350, 450, (9, 0), bfloat16=989, int8=1979, fp8=1979),
-            _card("h200", 143_156, 4800, 450, (9, 0), bfloat16=989, int8=1979, fp8=1979),
-            _card("b200", 182_632, 8000, 900, (10, 0), bfloat16=2250, int8=4500, fp8=4500),
-            _card("rtx-5090", 32_111, 1792, _PCIE5, (12, 0), bfloat16=209.5, int8=838, fp8=419),
+            _card(
+                "h100-80gb",
+                81_008,
+                3350,
+                450,
+                (9, 0),
+                bfloat16=989,
+                int8=1979,
+                fp8=1979,
+                host=_PCIE5,
+            ),
+            _card(
+                "h200", 143_156, 4800, 450, (9, 0), bfloat16=989, int8=1979, fp8=1979, host=_PCIE5
+            ),
+            _card(
+                "b200", 182_632, 8000, 900, (10, 0), bfloat16=2250, int8=4500, fp8=4500, host=_PCIE5
+            ),
+            _card(
+                "rtx-5090",
+                32_111,
+                1792,
+                _PCIE5,
+                (12, 0),
+                bfloat16=209.5,
+                int8=838,
+                fp8=419,
+                host=_PCIE5,
+            ),
         )
     }
 )

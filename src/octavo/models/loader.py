@@ -129,6 +129,11 @@ class Outline:
         return local_attention(self.architecture.describe_attention(self.spec), self.group.size)
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each parameter, as this rank has it."""
+        return self._shapes(Shard.of(self.group))
+
+    @property
     def weight_bytes(self) -> int:
         """The least that the weights take once they are loaded."""
         return sum(self.parameter_bytes().values())
