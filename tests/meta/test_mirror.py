@@ -8,7 +8,7 @@ SOURCE = Path(octavo.__file__).parent
 TESTS = Path(__file__).parents[1]
 
 # Folders of tests that mirror something else, or nothing.
-ELSEWHERE = {"meta", "benchmarks", "clients", "examples", "fuzz"}
+ELSEWHERE = {"meta", "benchmarks", "browser", "clients", "examples", "fuzz"}
 # Tests of a whole part rather than of one of its files.
 WHOLE = {"soak", "rows", "gpu"}
 
