@@ -357,6 +357,11 @@ class EngineClient:
     def in_flight(self) -> int:
         return len(self._requests)
 
+    def engine_of(self, request_id: str) -> int | None:
+        """The number of the engine that computes a request in flight, if one does."""
+        request = self._requests.get(request_id)
+        return request.link.index if request and request.link else None
+
     @property
     def down(self) -> dict[int, str]:
         """Why engines answer nothing at the moment, by number; those that do are not there."""

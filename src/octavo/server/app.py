@@ -15,9 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo.log import get_logger
-from octavo.server import unsupported
+from octavo.server import dashboard_routes, unsupported
 from octavo.server.chat import create_chat
 from octavo.server.completions import create_completion
+from octavo.server.dashboard_routes import EVENTS, PAGE
 from octavo.server.docs_page import docs_page
 from octavo.server.document import openapi_document
 from octavo.server.error_shapes import answer_of
@@ -119,7 +120,7 @@ _OWN_ROUTES: tuple[tuple[str, str, Handler, type | None, type | str | None], ...
     ("GET", "/metrics", metrics, None, "text/plain"),
     ("POST", "/reset_prefix_cache", reset_prefix_cache, None, None),
 )
-_PAGES = ("/docs", "/openapi.json")
+_PAGES = ("/docs", "/openapi.json", PAGE, EVENTS)
 _LINKS = {
     "models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions",
     "docs": "/docs", "openapi": "/openapi.json", "health": "/health", "metrics": "/metrics",
@@ -145,10 +146,12 @@ def create_app(service: Service) -> ASGIApp:
         Route("/openapi.json", _constant(to_json(document), "application/json")),
         Route("/docs", _constant(docs_page(document), "text/html")),
     ]
+    shown = dashboard_routes.page_files() if service.dashboard else {}
+    routes += _dashboard(service, shown)
     faults = {HTTPException: _framework_error, Exception: _unexpected_error}
     app = Starlette(routes=routes, exception_handlers=faults)
     app.router.redirect_slashes = False
-    return _guarded(app, service)
+    return _guarded(app, service, shown)
 
 
 def _route(methods: set[str], path: str, handler: Handler, service: Service) -> Route:
@@ -164,10 +167,21 @@ def _constant(body: bytes | str, media_type: str) -> Callable[[Request], Awaitab
     return endpoint
 
 
-def _guarded(app: ASGIApp, service: Service) -> ASGIApp:
+def _dashboard(service: Service, shown: dashboard_routes.Files) -> list[Route]:
+    """The page, its files, and its stream; or that there is none."""
+    off = {PAGE: dashboard_routes.turned_off}
+    pages = {path: dashboard_routes.handler(*file) for path, file in shown.items()}
+    handlers = {**off, **pages, EVENTS: dashboard_routes.events}
+    return [_route({"GET"}, path, handler, service) for path, handler in handlers.items()]
+
+
+def _guarded(app: ASGIApp, service: Service, shown: dashboard_routes.Files) -> ASGIApp:
     options = service.options
     guarded: ASGIApp = BodyLimit(app, options.max_body_mb)
-    guarded = KeyGuard(guarded, options.api_key, options.root_path, open_paths(options))
+    # The page's files must be there before it can ask for a key; they hold no data.
+    pages = {path: dashboard_routes.sign_in(*shown[path]) for path in shown if path == PAGE}
+    opened = open_paths(options) | (shown.keys() - {PAGE})
+    guarded = KeyGuard(guarded, options.api_key, options.root_path, opened, pages)
     if options.allowed_origins:
         guarded = CORSMiddleware(
             guarded,

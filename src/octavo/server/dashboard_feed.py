@@ -6,8 +6,8 @@ line; `event: end` is the last one and has an `End`. A client whose connection e
 connects again. A slow client misses snapshots, and always gets the newest.
 
 Where the server has API keys, the stream needs one in the Authorization header, as the API does;
-so does the page itself, `GET /dashboard`: without one it is answered with 401 and a page that asks
-for the key, keeps it in sessionStorage under `octavo-key` and fetches the dashboard with it.
+so does the page itself, `GET /dashboard`: without one its status is 401, and what a browser shows
+then asks for the key, keeps it in sessionStorage as `octavo-key` and sends it with each fetch.
 
 Sending is `server.dashboard`'s duty; what the engine computes is `engine.watch`.
 """
@@ -123,7 +123,8 @@ class Update(msgspec.Struct, frozen=True):
     null while the engine does not answer, and `engines` says why. names: of the engine's
     ids of requests in the snapshot, the ids that clients know (`X-Request-Id`, and `id` in
     answers); several prompts of one call have one name. follow: the id that was asked for by
-    `?request=`; followed: its blocks, null while no such request is known.
+    `?request=`, the engine's or one that clients know; followed: its blocks, null while no such
+    request is known here; follow_engine: which engine computes it, null if none does.
     """
 
     version: int
@@ -139,6 +140,7 @@ class Update(msgspec.Struct, frozen=True):
     names: dict[str, str]
     follow: str | None
     followed: Followed | None
+    follow_engine: int | None = None
 
 
 class End(msgspec.Struct, frozen=True):

@@ -115,6 +115,9 @@ async def submit(
         service.metrics.rejected(error.code)
         raise
     client = client_of(request)
+    if service.dashboard:
+        for made, _ in prompted:
+            service.dashboard.names.add(made.request_id, kind + name, name)
     return Generation(service, kind + name, name, model, client, prompted, batch, markers)
 
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.middleware import content_length
 
 _LEFT_OUT = frozenset(("/health", "/load", "/metrics", "/ping", "/version"))
+_PAGE = "/dashboard"  # and its stream, which lasts as long as somebody looks
 _CLIENT_LEFT = 499  # nginx's number; only its group is shown
 _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
 _SECONDS = (0.1, 0.5, 1)
@@ -58,7 +59,7 @@ class HTTPMetrics:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(self._root_path)
-        if scope["type"] != "http" or path in _LEFT_OUT:
+        if scope["type"] != "http" or path in _LEFT_OUT or path.startswith(_PAGE):
             await self._app(scope, receive, send)
             return
         status, sent, counted, started = _CLIENT_LEFT, 0, False, time.monotonic()

@@ -5,7 +5,8 @@ Plain ASGI, because a wrapper that copies streams would hide the client's discon
 
 import asyncio
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +23,7 @@ _MB = 1 << 20
 
 
 def open_paths(options: ServerConfig) -> frozenset[str]:
-    """The paths that are answered without a key."""
+    """The paths of the API that are answered without a key."""
     return OPEN_PATHS | {"/metrics"} if options.metrics_without_key else OPEN_PATHS
 
 
@@ -41,7 +42,7 @@ class KeyGuard:
 
     OpenAI's clients send the first, Anthropic's the second, or both where they have two. Keys are
     compared in constant time. Paths are compared exactly, so that no variant of an open path is
-    open by accident.
+    open by accident. pages: what answers without a key in place of the error, by path.
     """
 
     def __init__(
@@ -50,14 +51,19 @@ class KeyGuard:
         keys: Sequence[str],
         root_path: str = "",
         open_paths: Iterable[str] = OPEN_PATHS,
+        pages: Mapping[str, ASGIApp] = MappingProxyType({}),
     ) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._open = {root_path + path for path in open_paths}
+        self._pages = {root_path + path: page for path, page in pages.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or self._allowed(scope):
             await self._app(scope, receive, send)
+            return
+        if page := self._pages.get(scope["path"]):
+            await page(scope, receive, send)
             return
         fault = HTTPError(
             401,

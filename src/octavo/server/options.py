@@ -103,6 +103,7 @@ class ServerConfig:
         STATS_SECONDS, "seconds between lines with rates in the log, while requests are served"
     )
     disable_log_stats: bool = _option(False, "leave out the lines with rates")
+    dashboard: bool = _option(True, "serve /dashboard: the engine's blocks, requests and rates")
     restart_engine: bool = _option(
         False, "start an engine that has died again; its requests continue"
     )

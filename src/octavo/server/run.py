@@ -133,7 +133,7 @@ class Runner:
             return
         seconds = self.service.options.drain_timeout
         logger.info("shutting down; running requests have %g s (again: end them now)", seconds)
-        self.service.draining = True
+        self.service.drain()
         loop.call_later(seconds, self.service.abort_all)
         loop.call_later(seconds + _LAST_SECONDS, self._leave)
         self._drained = loop.create_task(self._gate.idle())

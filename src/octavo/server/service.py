@@ -19,6 +19,7 @@ from octavo.errors import OctavoError
 from octavo.log import get_logger
 from octavo.params import SamplingParams
 from octavo.server.config_info import config_labels
+from octavo.server.dashboard_hub import Hub, Tap
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.metrics import Metrics
 from octavo.server.options import ServerConfig
@@ -27,6 +28,7 @@ from octavo.server.sse import Streams
 
 logger = get_logger(__name__)
 
+CUT_SECONDS = 0.5  # for dashboards to take their last event
 DEATH_LINGER_SECONDS = 3.0  # after the engine's death, so that clients and probes get the reason
 
 
@@ -44,6 +46,7 @@ class Service:
         self.streams = Streams(options.stall_timeout)
         self.metrics = Metrics(self.names[0], config.data_parallel_size)
         self.metrics.config = config_labels(config)
+        self.dashboard = self._hub() if options.dashboard else None
         self.prompts = PromptEncoder(config)
         self.created = int(time.time())
         self.defaults: Mapping[str, Any] = {}  # the model's own sampling defaults
@@ -59,7 +62,7 @@ class Service:
         """
         restart = self.options.restart_engine
         self.client = EngineClient(self.config, self._executor, restart=restart)
-        self.client.observer = self.metrics
+        self.client.observer = Tap(self.metrics, self.dashboard) if self.dashboard else self.metrics
         self.metrics.down = lambda: self.client.down
         try:
             await self.client.start(self.prompts.load)
@@ -74,6 +77,14 @@ class Service:
         logger.error("the engine died: %s", self.client.reason)
         self.failure = f"the engine died: {self.client.reason}"
         await asyncio.sleep(DEATH_LINGER_SECONDS)
+
+    def _hub(self) -> Hub:
+        return Hub(
+            self.config,
+            lambda: self.client if self.ready else None,
+            self.unavailable_reason,
+            lambda: self.metrics.last,
+        )
 
     def _loaded(self) -> None:
         self.limits: RunnerLimits = self.client.capabilities.limits
@@ -108,6 +119,12 @@ class Service:
                 param="model",
             )
         return name
+
+    def drain(self) -> None:
+        """Take nothing new from now on; what runs may finish, and dashboards end."""
+        self.draining = True
+        if self.dashboard:
+            self.dashboard.close("the server is shutting down", CUT_SECONDS)
 
     def abort_all(self) -> None:
         """End the requests that still run: the time to drain is over."""
