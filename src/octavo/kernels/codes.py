@@ -3,6 +3,7 @@
 `quant` knows which weight formats use codes; a device's kernels define their memory layout.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -204,3 +205,54 @@ def as_grouped(codes: Codes) -> GroupedCodes:
 
 def _is_half(values: torch.Tensor) -> bool:
     return bool((values.half().float() == values).all())
+
+
+# -- codes where a file has them -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of a weight in blocks of a file that is mapped into memory; nothing is read yet.
+
+    name: of the block type (ggml's). form: of what its blocks hold. raw: uint8 [N, bytes of whole
+    blocks], in any order (a view). columns: values of a row. order: int64, which row of `raw` each
+    output is; None: each its own. decode: fills a contiguous float tensor [N, columns]. release:
+    gives back the memory of the pages that were read.
+    """
+
+    name: str
+    form: Form
+    raw: torch.Tensor
+    columns: int
+    order: torch.Tensor | None
+    decode: Callable[[torch.Tensor], None]
+    release: Callable[[], None]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.raw) if self.order is None else len(self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A weight [N, K] of rows of one or several tensors, one after the other."""
+
+    parts: tuple[StoredRows, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.num_rows for part in self.parts), self.parts[0].columns
+
+    @property
+    def runs(self) -> list[tuple[StoredRows, ...]]:
+        """Neighbouring parts of one block type, which make one product."""
+        grouped = itertools.groupby(self.parts, lambda part: part.name)
+        return [tuple(parts) for _, parts in grouped]
+
+    def values(self, dtype: torch.dtype) -> torch.Tensor:
+        """Dequantized, rounded to `dtype`."""
+        out, begin = torch.empty(self.shape, dtype=dtype), 0
+        for part in self.parts:
+            part.decode(out[begin : begin + part.num_rows])
+            begin += part.num_rows
+        return out

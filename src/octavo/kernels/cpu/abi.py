@@ -226,6 +226,14 @@ GGUF_DECODE = Arguments(
     counter=_COUNTER, thread=_COUNTER, blocks=_I64, chunk=_I64, raw=_POINTER, out=_POINTER,
 )  # fmt: skip
 
+# raw: int64 [rows], the address of each row's blocks; columns: of a row, whole blocks; codes,
+# terms, factors: see `weight_only_layout`.
+GGUF_PACK = Arguments(
+    "gguf_pack:pack",
+    counter=_COUNTER, rows=Kind.ROWS, columns=_I64, raw=_POINTER, codes=_POINTER, terms=_POINTER,
+    factors=_POINTER,
+)  # fmt: skip
+
 # -- sampling (see `sampling`) ------------------------------------------------------------------
 
 # The status of an item.

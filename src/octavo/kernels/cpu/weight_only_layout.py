@@ -19,6 +19,7 @@ and of 8 bits it is 256 bytes for each half, int8 [k 0-15][column 0-15], of valu
 Columns beyond the last and k beyond the last have the code 0; terms of such columns are 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +28,8 @@ import torch.nn.functional as F
 from octavo.kernels.codes import SUPER, Form, GroupedCodes
 
 PANEL, HALF, BLOCK = 32, 16, 16
+# (shape, dtype) -> memory for it
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 _LOW = 128  # bytes of a block of a half: its low four bits
 
 
@@ -47,13 +50,15 @@ class PackedCodes:
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
     @staticmethod
-    def empty(form: Form, out_size: int, in_size: int) -> "PackedCodes":
-        """With memory to be filled."""
+    def empty(
+        form: Form, out_size: int, in_size: int, allocate: Allocate | None = None
+    ) -> "PackedCodes":
+        """With memory to be filled, of `allocate` (None: torch's)."""
         codes, terms, factors = shapes(form, out_size, in_size)
+        make = allocate or (lambda shape, dtype: torch.empty(shape, dtype=dtype))
         return PackedCodes(
-            form, in_size, out_size, torch.empty(codes, dtype=torch.uint8),
-            torch.empty(terms, dtype=form.terms_dtype),
-            torch.empty(factors, dtype=torch.float16) if factors else None,
+            form, in_size, out_size, make(codes, torch.uint8), make(terms, form.terms_dtype),
+            make(factors, torch.float16) if factors else None,
         )  # fmt: skip
 
     def interleaved(self) -> "PackedCodes":
