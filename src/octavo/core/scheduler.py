@@ -12,7 +12,7 @@ results. It knows neither tensors nor text, and reads no clock: `now` is an argu
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
 import msgspec
@@ -27,6 +27,7 @@ from octavo.core.policy_registry import bind, unbind
 from octavo.core.queues import PreemptionMode, Queues
 from octavo.core.rates import Rates
 from octavo.core.request import Clock, Request, Status
+from octavo.core.steady import SteadyRun
 from octavo.core.step import PlannedStep, StepBuilder
 from octavo.errors import (
     ConfigError,
@@ -217,7 +218,7 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        return sum(request.status is Status.SWAPPED for request in self.queues.waiting)
+        return len(self.kv.on_host)
 
     @property
     def num_waiting(self) -> int:
@@ -365,6 +366,37 @@ class Scheduler:
             self._any_redrawn = False
             return [u for u in updates if u.token_ids or u.finish_reason is not None]
         return updates
+
+    def advance(self, now: float, token: int, end_of: Callable[[int], float | None]) -> int:
+        """Plan and commit steps at once, for a simulation, while each of them can only give every
+        running request its next token, which is `token`; returns how many. See `core.steady`.
+
+        Every request, the queues and the KV manager are then as after so many calls of `schedule`
+        and `commit`; no request ends. `end_of` says when the next step ends, in which requests hold
+        as many blocks as it is told; None: it is not to be skipped. No plan may be in flight.
+        """
+        assert not self._in_flight, "plans in flight come first"
+        run = SteadyRun(
+            self.queues,
+            self.fallback,
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            self.max_model_len,
+            self.plans_ahead,
+            self._committed_at,
+            token,
+        )
+        count = 0
+        while not self._ended and run.may_step(now):
+            if (end := end_of(run.blocks)) is None:
+                break
+            run.step(now, end)
+            self._planned_at = now
+            self._clock.now = self._committed_at = now = end
+            count += 1
+        run.close()
+        self._num_steps += count
+        return count
 
     def discard(self) -> None:
         """Commit the plans in flight without their results. Every request must have ended.

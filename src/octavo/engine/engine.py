@@ -13,16 +13,16 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.core.kv_manager import KVManager
 from octavo.core.plan import RunnerLimits, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, Update
+from octavo.core.scheduler import Update
 from octavo.core.submission import Continuation, Submission
 from octavo.engine.admission import output_limit
 from octavo.engine.capabilities import EngineCapabilities
 from octavo.engine.constraints import constraint_of, may_make
 from octavo.engine.executor import Executor, FailsIdle
+from octavo.engine.scheduling import make_scheduler, queue_space
 from octavo.engine.seeds import SeedSource
 from octavo.engine.stats import EngineStats, StatsRecorder
 from octavo.errors import (
@@ -77,22 +77,7 @@ class Engine:
         self._runs_ahead = executor.runs_ahead if ahead is None else ahead
         self._submitted: deque[SubmittedStep] = deque()
         self._ended = 0.0  # the last step
-        self.scheduler = Scheduler(
-            KVManager(
-                limits.num_blocks,
-                limits.block_size,
-                config.enable_prefix_caching,
-                limits.num_host_blocks,
-                limits.kv_groups,
-                config.max_num_batched_tokens,
-            ),
-            policy,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            preemption_mode=config.preemption_mode,
-            plans_ahead=self._runs_ahead,
-        )
+        self.scheduler = make_scheduler(config, limits, policy, self._runs_ahead)
         self.capabilities = EngineCapabilities(
             limits,
             str(policy.name),
@@ -169,8 +154,7 @@ class Engine:
     @property
     def queue_space(self) -> int:
         """How many more requests may be added now: those that may wait, or run at once."""
-        may_run = self.config.max_num_seqs - self.scheduler.num_running
-        return max(self.config.waiting_limit, may_run) - self.scheduler.num_waiting
+        return queue_space(self.config, self.scheduler)
 
     def step(self) -> list[Update]:
         """Plan, run, commit. Returns what each choice gained; empty if nothing could run.
