@@ -35,7 +35,8 @@ Clock = Callable[[], float]
 
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAW = (SampleSpec(_GREEDY, seed=0, index=0, position=0),)
-_ROUNDS = 5
+_ROUNDS, _SECONDS = 5, 8.0  # no round is begun after that time, but for the first two
+_LONG = 256  # tokens of a probe that takes as long as many others
 _LONGEST = 2048  # context of a probe
 _COPIES = 32  # blocks
 _HOST_STEPS, _HOST_ROWS = 48, 32
@@ -100,15 +101,20 @@ def calibrate(config: EngineConfig, clock: Clock = time.perf_counter) -> Calibra
     for any probe."""
     executor = create_executor(config)
     try:
-        steps = _Steps(executor, clock)
-        measured, unsteadiness = _measure(steps, config, executor.limits)
-        copy = steps.copy_seconds()
+        return measure(executor, config, clock)
     finally:
         executor.close()
+
+
+def measure(
+    executor: Executor, config: EngineConfig, clock: Clock = time.perf_counter
+) -> Calibration:
+    """The same of a loaded model, whose blocks hold nothing that is needed. Raises as it."""
+    limits, steps = executor.limits, _Steps(executor, clock)
+    measured, unsteadiness = _measure(steps, config, limits)
     terms, error = fit(measured)
-    step, row = _host(config, executor.limits, clock)
-    terms = replace(terms, host_step=step, host_row=row, copy=copy)
-    limits = executor.limits
+    step, row = _host(config, limits, clock)
+    terms = replace(terms, host_step=step, host_row=row, copy=steps.copy_seconds())
     return Calibration(
         Path(limits.model).name, limits.dtype, limits.kv_cache_dtype, limits.device,
         terms.times(unsteadiness), error, unsteadiness - 1,
@@ -128,31 +134,37 @@ def _measure(
         )
     steps.fill()
     times: dict[Probe, list[float]] = defaultdict(list)
-    for turn in range(_ROUNDS + 1):
+    began = steps.clock()
+    for turn in range(_ROUNDS):
+        if turn > 1 and steps.clock() - began > _SECONDS:
+            break
         for probe in found:
-            if turn < 2 or probe.tokens < 256:  # of long ones there is enough to average in two
-                seconds = steps.run(probe)
-                if turn:
-                    times[probe].append(seconds)
+            if turn == 0 and probe.tokens < _LONG:
+                steps.run(probe)  # what is compiled or allocated when it is first run
+            if turn < 2 or probe.tokens < _LONG:  # two of the long ones are enough
+                times[probe].append(steps.run(probe))
     typical = [Measured(probe.shape, statistics.median(all_)) for probe, all_ in times.items()]
-    longer = sum(sum(all_) for all_ in times.values())
-    expected = sum(len(times[p]) * m.seconds for p, m in zip(times, typical, strict=True))
-    return typical, longer / expected
+    longer = [
+        statistics.fmean(all_) / m.seconds
+        for all_, m in zip(times.values(), typical, strict=True)
+        if len(all_) > 2
+    ]
+    return typical, statistics.fmean(longer or [1.0])
 
 
 class _Steps:
     """Runs probes on an executor. Their sequences are in blocks of their own, from 1 on."""
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
-        self._executor, self._clock = executor, clock
+        self._executor, self.clock = executor, clock
         self._limits = executor.limits
 
     def run(self, probe: Probe) -> float:
         """Seconds of one step."""
         plan = StepPlan(0, tuple(self._rows(probe)))
-        began = self._clock()
+        began = self.clock()
         self._executor.execute(plan)
-        return self._clock() - began
+        return self.clock() - began
 
     def fill(self) -> None:
         """Write all blocks: pages that were never written are read from one page of zeros."""
@@ -165,9 +177,9 @@ class _Steps:
         if not count:
             return 0.0
         self._copy("out", range(count))  # touches them
-        began = self._clock()
+        began = self.clock()
         self._copy("out", range(count))
-        return (self._clock() - began) / count
+        return (self.clock() - began) / count
 
     def _copy(self, kind: str, targets: Sequence[int]) -> None:
         copies = tuple(BlockCopy(kind, 1, target) for target in targets)  # type: ignore[arg-type]
