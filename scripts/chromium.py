@@ -15,6 +15,7 @@ import queue
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -41,6 +42,12 @@ KEYS = {
     "ArrowDown": ("ArrowDown", 40, ""),
 }  # fmt: skip
 SHIFT = 8
+# Puts the pipes' ends where the browser expects them. A `preexec_fn` is unsafe with threads, and
+# not every shell knows descriptors of two digits.
+_LAUNCH = """import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 def find() -> str | None:
@@ -64,14 +71,11 @@ class Chromium:
         theirs_in, self._out = _pipe()
         self._in, theirs_out = _pipe()
 
-        def descriptors() -> None:
-            os.dup2(theirs_in, 3)
-            os.dup2(theirs_out, 4)
-
-        command = [path, *FLAGS, f"--user-data-dir={self._profile.name}",
-                   f"--window-size={width},{height}", "about:blank"]  # fmt: skip
+        command = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(theirs_in), str(theirs_out), path,
+                   *FLAGS, f"--window-size={width},{height}",
+                   f"--user-data-dir={self._profile.name}", "about:blank"]  # fmt: skip
         self._process = subprocess.Popen(
-            command, pass_fds=(3, 4), preexec_fn=descriptors, stdin=subprocess.DEVNULL,
+            command, pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(theirs_in)

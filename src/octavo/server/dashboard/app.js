@@ -12,7 +12,6 @@ import { decode, valuesOf } from "./snapshot.js";
 
 const RATE_SECONDS = 10; // over which counters become rates
 const MOST_CHANGES = 6;
-const FOLLOW_SECONDS = 15; // in which a playground's request must appear
 const get = (id) => document.getElementById(id);
 const wallSeconds = () => performance.now() / 1000;
 
@@ -58,8 +57,7 @@ class Page {
   view = null;
   state = "connecting";
   why = "";
-  followed = null; // {id, request, tables}: the last that is known of it
-  sought = null; // {name, until}: a request that was sent, and has not been seen yet
+  followed = null; // {asked, id, request, tables}: what is last known; id is null before it is seen
   hues = new Hues();
   histories = new Map(); // engine -> History
   #frame = 0;
@@ -73,12 +71,15 @@ class Page {
     this.panel = new RequestPanel({ root: document, hues: this.hues, maps: this.maps });
     this.table = new RequestTable({
       body: document.querySelector("#requests tbody"), sum: get("requests-sum"), hues: this.hues,
-      onFollow: (id) => this.follow(id === this.followed?.id ? null : id),
+      onFollow: (id) => this.follow(this.followed && id === this.followed.id ? null : id),
     });
     this.charts = CHARTS.map((options) => new Chart(get("charts"), options));
     this.playground = new Playground({
       form: get("play-form"), answer: get("play-answer"), state: get("play-state"),
-      onStart: (name) => { this.sought = { name, until: wallSeconds() + FOLLOW_SECONDS }; },
+      onStart: (name) => this.follow(name),
+      onFailure: () => {
+        if (this.followed?.id === null) this.follow(null);
+      },
       onKey: (why) => this.#askKey(why),
     });
     this.tiles = TILES.map(([name, unit]) => {
@@ -104,7 +105,7 @@ class Page {
   // ----- the feed
 
   #subscribe() {
-    this.feed.open({ engine: this.engine, request: this.followed?.id ?? null });
+    this.feed.open({ engine: this.engine, request: this.followed?.asked ?? null });
   }
 
   #arrived(update) {
@@ -112,7 +113,6 @@ class Page {
     if (view.engine !== this.engine) return;
     this.view = view;
     this.#keep(valuesOf(view));
-    this.#seek();
     this.#noteFollowed();
     this.#draw();
   }
@@ -130,20 +130,21 @@ class Page {
     this.history.add(now, values);
   }
 
-  /** The playground's request, as soon as the engine knows it. */
-  #seek() {
-    if (!this.sought) return;
-    const found = this.view.requests.find((request) => request.name.split(" ")[0] === this.sought.name);
-    if (found) this.follow(found.id);
-    else if (wallSeconds() < this.sought.until) return;
-    this.sought = null;
-  }
-
   #noteFollowed() {
-    if (!this.followed) return;
     const { view, followed } = this;
-    followed.request = view.requests.find((request) => request.id === followed.id) ?? followed.request;
-    if (view.follow === followed.id && view.pool) followed.tables = view.followed?.tables ?? [];
+    if (!followed) return;
+    const known = followed.id !== null;
+    if (view.follow === followed.asked) {
+      if (!known && view.followEngine !== null && view.followEngine !== this.engine) {
+        get("engine").value = String(view.followEngine);
+        this.#subscribe();
+        return;
+      }
+      followed.id ??= view.followed?.id ?? view.requests.find(({ name }) => name.endsWith(followed.asked))?.id ?? null;
+      if (view.pool) followed.tables = view.followed?.tables ?? [];
+    }
+    followed.request = view.requests.find(({ id }) => id === followed.id) ?? followed.request;
+    if (!known && followed.request) this.announce(`Following ${followed.request.name}`);
   }
 
   #connection(state, why) {
@@ -172,11 +173,13 @@ class Page {
 
   // ----- following
 
-  follow(id) {
-    if (id === (this.followed?.id ?? null)) return;
-    const request = this.view?.requests.find((row) => row.id === id) ?? null;
-    this.followed = id === null || !request ? null : { id, request, tables: [] };
-    this.announce(this.followed ? `Following ${request.name}` : "Following ended");
+  /** asked: the id of a request, by the engine or by the client, which may be still to come. */
+  follow(asked) {
+    if (asked === (this.followed?.asked ?? null)) return;
+    const request = this.view?.requests.find(({ id }) => id === asked) ?? null;
+    this.followed = asked === null ? null : { asked, id: request?.id ?? null, request, tables: [] };
+    if (request) this.announce(`Following ${request.name}`);
+    else if (asked === null) this.announce("Following ended");
     this.#subscribe();
     this.#draw();
   }
@@ -231,7 +234,7 @@ class Page {
 
   #drawMaps(view) {
     if (!view.pool) return;
-    const keys = new Set(view.requests.filter((row) => row.id === this.followed?.id).map((row) => row.key));
+    const keys = new Set(view.requests.filter((row) => this.followed && row.id === this.followed.id).map((row) => row.key));
     const order = (onHost) => (this.followed?.tables ?? []).filter((t) => t.onHost === onHost).flatMap((t) => t.blocks);
     this.maps.pool.show(view.pool, keys, order(false));
     const used = view.host && view.queue.swapped > 0;

@@ -269,12 +269,13 @@ export class BlockMap {
     const p = this.#palette;
     const size = this.#size;
     const side = size - (size > 4 ? 1 : 0);
-    context.lineWidth = size >= 8 ? 1.5 : 1;
+    context.lineWidth = size >= 8 ? 2 : 1;
+    const half = size >= 8 ? 0 : 0.5; // on whole pixels
     context.strokeStyle = p.ink;
     for (const [block, place] of this.#order) {
       if (block < first || block >= last) continue;
       const [x, y] = this.#place(block - first);
-      context.strokeRect(x - 0.25, y - 0.25, side + 0.5, side + 0.5);
+      context.strokeRect(x + half, y + half, side - 2 * half, side - 2 * half);
       if (size >= 20) {
         context.fillStyle = p.ink;
         context.font = `600 ${Math.min(11, size * 0.42)}px Inter, system-ui, sans-serif`;

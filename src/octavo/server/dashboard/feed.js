@@ -66,6 +66,7 @@ export class Feed {
   #query = {};
   #attempt = 0;
   #abort = null;
+  #old = null; // a subscription that ends when its successor has begun
   #timer = 0;
   #silence = 0;
   #paused = false;
@@ -80,11 +81,14 @@ export class Feed {
     return this.#paused;
   }
 
-  /** Subscribe with these parameters, ending what there was. */
+  /** Subscribe with these parameters; what there was ends when the first event has come, so that
+   * the server has somebody watching all the time, and keeps what it has gathered for us. */
   open(query = this.#query) {
     this.#query = query;
-    this.#stop();
     if (this.#paused) return;
+    clearTimeout(this.#timer);
+    this.#old?.abort();
+    this.#old = this.#abort;
     const abort = new AbortController();
     this.#abort = abort;
     this.#run(abort).catch((error) => {
@@ -108,8 +112,8 @@ export class Feed {
   #stop() {
     clearTimeout(this.#timer);
     clearTimeout(this.#silence);
-    this.#abort?.abort();
-    this.#abort = null;
+    for (const running of [this.#abort, this.#old]) running?.abort();
+    this.#abort = this.#old = null;
   }
 
   async #run(abort) {
@@ -138,6 +142,8 @@ export class Feed {
 
   #arrived(data) {
     this.#attempt = 0;
+    this.#old?.abort();
+    this.#old = null;
     const snapshot = JSON.parse(data);
     this.onState("live", "");
     this.onSnapshot(snapshot);

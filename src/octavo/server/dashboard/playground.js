@@ -6,9 +6,10 @@ import { figure, plural, seconds } from "./format.js";
 export class Playground {
   #abort = null;
 
-  /** onStart(request id) is called before a request is sent; onKey(sentence) when the key is refused. */
-  constructor({ form, answer, state, onStart, onKey }) {
-    Object.assign(this, { form, answer, state, onStart, onKey });
+  /** onStart(its id) is called before a request is sent, onKey(sentence) when the key is refused,
+   * onFailure() when there will be no answer. */
+  constructor({ form, answer, state, onStart, onKey, onFailure }) {
+    Object.assign(this, { form, answer, state, onStart, onKey, onFailure });
     const find = (id) => form.querySelector(`#play-${id}`);
     this.fields = {
       prompt: find("prompt"), tokens: find("tokens"), temperature: find("temperature"),
@@ -55,6 +56,7 @@ export class Playground {
       this.#say(this.#summary(usage, times));
     } catch (error) {
       this.#failed(error, abort.signal.aborted);
+      this.onFailure();
     } finally {
       this.#abort = null;
       this.#busy(false);

@@ -37,7 +37,7 @@ export class RequestTable {
     const dark = theme().dark;
     const kept = new Map();
     shown.forEach((request, i) => {
-      const row = this.#rows.get(request.key) ?? this.#make(request);
+      const row = this.#rows.get(request.key) ?? this.#make(request.id);
       kept.set(request.key, row);
       this.#fill(row, request, request.id === followed, dark);
       if (this.body.children[i] !== row.line) this.body.insertBefore(row.line, this.body.children[i] ?? null);
@@ -48,7 +48,7 @@ export class RequestTable {
       ? `${shown.length} of ${plural(total, "request")}` : shown.length ? plural(total, "request") : "none yet");
   }
 
-  #make({ id, name }) {
+  #make(id) {
     const line = document.createElement("tr");
     const head = document.createElement("th");
     head.scope = "row";
@@ -59,7 +59,6 @@ export class RequestTable {
     swatch.className = "swatch";
     swatch.setAttribute("aria-hidden", "true");
     const text = document.createElement("span");
-    text.textContent = name;
     button.append(swatch, text);
     button.title = `the engine's id: ${id}`;
     button.addEventListener("click", (event) => {
@@ -74,7 +73,7 @@ export class RequestTable {
       return cell;
     });
     line.append(head, ...cells);
-    return { line, button, swatch, cells };
+    return { line, button, swatch, text, cells };
   }
 
   #fill(row, request, followed, dark) {
@@ -82,6 +81,7 @@ export class RequestTable {
       stateText(request.state), count(request.prompt), count(request.cached), count(request.output),
       count(request.blocks), count(request.preempted), seconds(request.age),
     ];
+    setText(row.text, request.name); // the server may learn it after the engine has begun
     values.forEach((value, i) => setText(row.cells[i], value));
     row.line.dataset.state = request.state;
     row.line.classList.toggle("followed", followed);

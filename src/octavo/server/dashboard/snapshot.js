@@ -129,7 +129,7 @@ export function decode(update) {
   const { snapshot, settings, names } = update;
   const view = {
     time: update.time, engine: update.engine, engines: update.engines, settings, rates: update.rates,
-    latencies: update.latencies, follow: update.follow, followed: null, queue: null, requests: [],
+    latencies: update.latencies, follow: update.follow, followEngine: update.follow_engine ?? null, followed: null, queue: null, requests: [],
     unlisted: 0, changes: [], pool: null, host: null, now: 0,
   };
   if (!snapshot) return view;
