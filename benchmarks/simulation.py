@@ -4,9 +4,9 @@
     python -m benchmarks.simulation --table
 
 For each case: the machine is calibrated (ten seconds), the engine runs the case, the machine is
-calibrated again, and the simulation runs the case with the mean of the two: other users of the
-machine make it faster or slower from minute to minute. Rows also have the error with the first
-calibration alone. Cases are W1 to W4 (`benchmarks.workloads`), the first
+measured again, and the simulation runs the case with what both measurements give: other users of
+the machine make it faster or slower from minute to minute. Rows also have the error by the first of
+them alone. Cases are W1 to W4 (`benchmarks.workloads`), the first
 requests of one (W1/16), and arrivals-R: requests with the lengths of W1 that arrive over 20
 seconds as a Poisson process of R a second. Run it several times; --table shows, over the saved rows
 of each case, the medians and the error of the prediction.
@@ -32,8 +32,8 @@ from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor, create_executor
 from octavo.log import configure
 from octavo.params import SamplingParams
-from octavo.sim.calibrated import CalibratedCost, Calibration, Terms, mean
-from octavo.sim.calibration import measure
+from octavo.sim.calibrated import CalibratedCost, Terms
+from octavo.sim.calibration import Sample, calibration_of, sample
 from octavo.sim.requests import Job
 from octavo.sim.simulation import Simulation
 
@@ -74,11 +74,11 @@ def main() -> int:
     executor = create_executor(config)
     rows = []
     try:
-        before = measure(executor, config)
+        before = sample(executor, config)
         for name in args.cases:
             requests = arrivals(name, args.rep)
             measured = _measured(config, executor, requests)
-            after = measure(executor, config)
+            after = sample(executor, config)
             values = _row(name, config, requests, measured, (before, after), executor)
             rows.append(values)
             before = after
@@ -126,13 +126,14 @@ def _row(
     config: EngineConfig,
     requests: Sequence[Arrival],
     measured: Figures,
-    around: tuple[Calibration, Calibration],
+    around: tuple[Sample, Sample],
     executor: Executor,
 ) -> dict[str, Any]:
-    """around: the calibrations before and after the run."""
-    terms = [each.terms for each in around]
-    predicted = _predicted(config, executor, mean(terms), requests)
-    before = _predicted(config, executor, terms[0], requests)
+    """around: what was measured before and after the run."""
+    limits = executor.limits
+    both, first = calibration_of(around, limits), calibration_of(around[:1], limits)
+    predicted = _predicted(config, executor, both.terms, requests)
+    before = _predicted(config, executor, first.terms, requests)
     values = row(
         "simulation",
         case=name,
@@ -142,7 +143,8 @@ def _row(
         predicted=_rounded(predicted),
         error=_errors(predicted, measured),
         error_by_the_first_calibration=_errors(before, measured),
-        calibrations=[asdict(each) for each in around],
+        calibration=asdict(both),
+        first_calibration=asdict(first),
     )
     print(f"{name}: {values['error']}", file=sys.stderr, flush=True)
     return values

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.sim.calibrated import CalibratedCost, Calibration, Measured, Terms, fit, mean
+from octavo.sim.calibrated import CalibratedCost, Calibration, Measured, Terms, fit
 from octavo.sim.cost import StepShape
 
 TERMS = Terms(
@@ -131,9 +131,3 @@ def test_files_that_cannot_be_used(tmp_path, saved):
         Calibration.load(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"cannot write calibration .*: No such file"):
         saved[0].save(tmp_path / "none" / "calibration.json")
-
-
-def test_the_mean_of_terms():
-    found, expected = mean([TERMS, TERMS.times(3.0)]), TERMS.times(2.0)
-    for name in Terms.__slots__:
-        assert getattr(found, name) == pytest.approx(getattr(expected, name))

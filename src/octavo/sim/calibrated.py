@@ -11,10 +11,9 @@ measured, which `sim.calibration` decides.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,18 +63,6 @@ class Terms:
             head_slopes=tuple(factor * slope for slope in self.head_slopes),
             **{name: factor * getattr(self, name) for name in _PLAIN},
         )
-
-
-def mean(several: Sequence[Terms]) -> Terms:
-    """Of a machine as it was on average."""
-    tables = [astuple(terms) for terms in several]
-    return Terms(*[_mean(column) for column in zip(*tables, strict=True)])
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], tuple):
-        return tuple(_mean(column) for column in zip(*values, strict=True))
-    return sum(values) / len(values)
 
 
 @dataclass(frozen=True, slots=True)

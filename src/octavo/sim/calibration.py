@@ -35,7 +35,7 @@ Clock = Callable[[], float]
 
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAW = (SampleSpec(_GREEDY, seed=0, index=0, position=0),)
-_ROUNDS, _SECONDS = 5, 8.0  # no round is begun after that time, but for the first two
+_ROUNDS, _SECONDS = 4, 6.0  # no round is begun after that time, but for the first two
 _LONG = 256  # tokens of a probe that takes as long as many others
 _LONGEST = 2048  # context of a probe
 _COPIES = 32  # blocks
@@ -110,21 +110,46 @@ def measure(
     executor: Executor, config: EngineConfig, clock: Clock = time.perf_counter
 ) -> Calibration:
     """The same of a loaded model, whose blocks hold nothing that is needed. Raises as it."""
-    limits, steps = executor.limits, _Steps(executor, clock)
-    measured, unsteadiness = _measure(steps, config, limits)
-    terms, error = fit(measured)
-    step, row = _host(config, limits, clock)
-    terms = replace(terms, host_step=step, host_row=row, copy=steps.copy_seconds())
+    return calibration_of([sample(executor, config, clock)], executor.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured in some seconds. times: of each probe, one for each round. host_step,
+    host_row, copy: as in `Terms`."""
+
+    times: dict[Probe, list[float]]
+    host_step: float
+    host_row: float
+    copy: float
+
+
+def calibration_of(samples: Sequence[Sample], limits: RunnerLimits) -> Calibration:
+    """From all samples together: what is typical of each probe, and how much longer steps take on
+    average. The slowest tenth is left out: a stall of the machine may last for some seconds."""
+    times: dict[Probe, list[float]] = defaultdict(list)
+    for each in samples:
+        for probe, seconds in each.times.items():
+            times[probe] += seconds
+    typical = {probe: statistics.median(seconds) for probe, seconds in times.items()}
+    terms, error = fit([Measured(probe.shape, typical[probe]) for probe in times])
+    shares = sorted(s / typical[probe] for probe, seconds in times.items() for s in seconds)
+    longer = statistics.fmean(shares[: len(shares) - len(shares) // 10])
+    terms = replace(
+        terms,
+        host_step=statistics.fmean(each.host_step for each in samples),
+        host_row=statistics.fmean(each.host_row for each in samples),
+        copy=statistics.fmean(each.copy for each in samples),
+    )
     return Calibration(
         Path(limits.model).name, limits.dtype, limits.kv_cache_dtype, limits.device,
-        terms.times(unsteadiness), error, unsteadiness - 1,
+        terms.times(longer), error, longer - 1,
     )  # fmt: skip
 
 
-def _measure(
-    steps: "_Steps", config: EngineConfig, limits: RunnerLimits
-) -> tuple[list[Measured], float]:
-    """The typical time of each probe, and how much longer they took on average."""
+def sample(executor: Executor, config: EngineConfig, clock: Clock = time.perf_counter) -> Sample:
+    """Measure for some seconds. Raises ConfigError where hardly any probe fits."""
+    limits, steps = executor.limits, _Steps(executor, clock)
     slots = (limits.num_blocks - 1) * limits.block_size // len(limits.kv_groups)
     found = probes(config.max_num_seqs, config.max_num_batched_tokens, limits.max_model_len, slots)
     if len(found) < 8:
@@ -133,23 +158,16 @@ def _measure(
             f"{config.max_num_seqs}: too few to calibrate with; give more memory or sequences"
         )
     steps.fill()
-    times: dict[Probe, list[float]] = defaultdict(list)
-    began = steps.clock()
+    times: dict[Probe, list[float]] = {probe: [] for probe in found}
+    began = clock()
     for turn in range(_ROUNDS):
-        if turn > 1 and steps.clock() - began > _SECONDS:
+        if turn > 1 and clock() - began > _SECONDS:
             break
         for probe in found:
             if turn == 0 and probe.tokens < _LONG:
                 steps.run(probe)  # what is compiled or allocated when it is first run
-            if turn < 2 or probe.tokens < _LONG:  # two of the long ones are enough
-                times[probe].append(steps.run(probe))
-    typical = [Measured(probe.shape, statistics.median(all_)) for probe, all_ in times.items()]
-    longer = [
-        statistics.fmean(all_) / m.seconds
-        for all_, m in zip(times.values(), typical, strict=True)
-        if len(all_) > 2
-    ]
-    return typical, statistics.fmean(longer or [1.0])
+            times[probe].append(steps.run(probe))
+    return Sample(times, *_host(config, limits, clock), steps.copy_seconds())
 
 
 class _Steps:
