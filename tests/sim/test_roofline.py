@@ -143,8 +143,8 @@ def test_a_model_by_name(llama):
         (5120, 5120, 40), (5120, 13824, 40), (15360, 5120, 40), (27648, 5120, 40),
     ]  # fmt: skip
     assert model.token_bytes * 40 == 819_200
-    # 26 GB of weights but for the embedding, at 90% of 1555 GB/s.
-    weights = 25.70e9 / (0.9 * 1555e9)
+    # 26 GB of weights but for the embedding.
+    weights = 25.70e9 / (Reached().bandwidth * 1555e9)
     assert weights < found.seconds(decode(1, 1)) < 1.1 * weights
 
 
@@ -178,3 +178,20 @@ def test_no_time_is_lost_between_many_sizes(llama):
     times = [found.seconds(decode(rows, 100)) for rows in range(1, 600)]
     assert all(later >= earlier for earlier, later in itertools.pairwise(times))
     assert all(math.isfinite(time) for time in times)
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "ranks", "published"),
+    [
+        # https://github.com/pytorch-labs/gpt-fast: one request, graphs.
+        ("llama-2-7b", "a100-80gb", 1, 104.9),
+        ("llama-2-7b", "a100-80gb", 8, 328.4),
+        ("llama-2-70b", "a100-80gb", 8, 62.5),
+        # https://github.com/sgl-project/sglang/issues/2271
+        ("llama-3.1-8b", "h100-80gb", 1, 147.0),
+    ],
+)
+def test_published_figures(model, card, ranks, published):
+    config = EngineConfig(model=model, tensor_parallel_size=ranks)
+    found = step_cost(config, card, make_plan(config, target(config, card, None)), Rates())
+    assert 1 / found.seconds(decode(1, 128)) == pytest.approx(published, rel=0.1)

@@ -41,8 +41,8 @@ class Reached:
     ranks. host_step, host_row: plan and commit, of a step and of a sequence in it.
     """
 
-    bandwidth: float = 0.90
-    kv_bandwidth: float = 0.80
+    bandwidth: float = 0.75
+    kv_bandwidth: float = 0.75
     flops: float = 0.80
     prompt_flops: float = 0.50
     link: float = 0.65
