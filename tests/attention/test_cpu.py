@@ -92,8 +92,8 @@ def test_codes_lie_as_documented(dtype: torch.dtype, block_size: int, codes: tor
     at, rows = step.slots % block_size, torch.arange(tokens)
     parts = raw.split([size, size, block_size * 4, block_size * 4], 2)
     run = min(16, block_size)
-    keys = parts[0].view(tokens, heads, -1, 48, run)[rows, :, at // run, :, at % run]
-    values = parts[1].view(tokens, heads, block_size, 48)[rows, :, at]
+    keys = parts[0].view(tokens, heads, -1, 24, run, 2)[rows, :, at // run, :, at % run].flatten(2)
+    values = parts[1].view(tokens, heads, -1, 48, 2)[rows, :, at // 2, :, at % 2]
     for x, found, scales in ((k, keys, parts[2]), (v, values, parts[3])):
         wanted, scale = reference.quantize_kv(x, codes)
         assert torch.equal(found[..., :dim], wanted.view(torch.uint8))

@@ -14,6 +14,7 @@ _COUNTER, _POINTER, _I64, _F64 = Kind.COUNTER, Kind.POINTER, Kind.I64, Kind.F64
 
 SPLIT_KEYS = 256  # keys of a KV split: K and V of one head of 64 take 64 KB in bfloat16
 QUERY_ROWS = 32  # rows of a product; 32 x SPLIT_KEYS scores take 32 KB
+AHEAD_KEYS = 64  # how far ahead keys and values are prefetched
 SCORE_STRIDE = SPLIT_KEYS * 4 + 64  # a cache line more, so that rows fall on different sets
 
 # q_stride: bytes from token to token. step: the address of an ATTENTION_STEP.
@@ -54,10 +55,11 @@ ATTENTION_SPLIT = Record(start=_I64, count=_I64, k_stride=_I64, v_keys=_I64)
 
 # A thread's scratch: areas at fixed offsets, then from Q on those of `scratch_layout`.
 CONFIG, SPLIT, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 128, 1152, 2176, 2432, 2688, 4736
+BLOCK_AT = K_AT + 512  # addresses of the split's blocks, of the item's KV head
 K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # those of a KV split, float32; then those of V
 V_SCALES = K_SCALES + SPLIT_KEYS * 4
 Q = V_SCALES + SPLIT_KEYS * 4
-RUN = 16  # keys whose K is contiguous in a cache of codes
+RUN = 16  # keys whose codes of a pair of dimensions of K are contiguous
 SCALE_BYTES = 4  # of one key or value of a cache of codes
 TILE_ROWS = 16  # rows that AMX stores together
 
@@ -81,9 +83,10 @@ def head_bytes(head_dim: int, block_size: int) -> int:
 class ScratchLayout:
     """Offsets in a thread's scratch that depend on the step; `nbytes`: its total size.
 
-    Q holds queries [rows, depth]. o [rows, dim] float32 and stats (m and l of QUERY_ROWS rows,
-    then of the next) are accumulators; new: o of one KV split for QUERY_ROWS rows, whose m and l
-    are at STATS; k, v: keys and values of a split that cannot be read in place.
+    Q holds queries [rows, depth], each with a scale if they are integers. o [rows, dim] float32 and
+    stats (m and l of QUERY_ROWS rows, then of the next) are accumulators; new: o of one KV split
+    for QUERY_ROWS rows, whose m and l are at STATS; k, v: keys and values of a split that cannot be
+    read in place.
     """
 
     o: int
@@ -99,7 +102,7 @@ def scratch_layout(
 ) -> ScratchLayout:
     """For work items of up to `rows` rows; itemsize: bytes of a value of Q."""
     rows = _round_up(rows, QUERY_ROWS)
-    o = Q + rows * depth * itemsize
+    o = _round_up(Q + rows * (depth * itemsize + SCALE_BYTES), 64)
     stats = o + rows * dim * 4
     new = stats + rows * 8
     k = new + QUERY_ROWS * dim * 4

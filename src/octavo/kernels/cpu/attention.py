@@ -17,10 +17,13 @@ pairs along dim; V is [block_size / pair][dim], pairs along keys. The vector uni
 this layout, so blocks are read in place (see `tiles`). Keys past the end of the sequence may hold
 anything, even NaN: scores are masked, and V's last block is copied and padded with zeros.
 
-A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as [block_size / RUN][dim][RUN]
-with RUN = min(16, block_size), V as [block_size][dim], then float32 scales [block_size] of K and of
-V. The codes of a split are decoded to words in scratch, which is exact, once for all rows of a
-work item; K's scales are applied to the scores, V's to the weights.
+A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as
+[block_size / RUN][dim / 2][RUN][2] with RUN = min(16, block_size), V as [block_size / 2][dim][2],
+then float32 scales [block_size] of K and of V, which are applied to the scores and to the weights.
+Vector units read the codes of queries in bfloat16 in place, those of fp8 as bfloat16 and those of
+int8 as integers (see `tiles`): queries and weights become int16, with a scale for each row, which
+is 128 times as fine as bfloat16 and makes each sum exact. For AMX and for float32 the codes of a
+split are decoded to words in scratch, which is exact, once for all rows of a work item.
 
 A work item is a query block (queries of one row, for one KV head) over a range of KV splits. The
 queries and the heads of the group are the rows of its products: row r is query r // groups. Where
@@ -37,7 +40,15 @@ from numba import types
 
 from octavo.kernels.cpu import abi, amx
 from octavo.kernels.cpu import tiles as cpu_tiles
-from octavo.kernels.cpu.attention_kv import decode_k, decode_v, load_k, load_v
+from octavo.kernels.cpu.attention_kv import (
+    announce_next,
+    decode_k,
+    decode_v,
+    load_k,
+    load_v,
+    point_to_k,
+    point_to_v,
+)
 from octavo.kernels.cpu.attention_softmax import init_accumulators, join, softmax
 from octavo.kernels.cpu.simd import (
     LANES,
@@ -45,14 +56,19 @@ from octavo.kernels.cpu.simd import (
     getf,
     geti,
     jit,
+    row_memory,
     setf,
     seth,
     seti,
     take,
+    vabs,
+    vlarger,
+    vlargest,
     vload,
     vmul,
     vsplat,
     vstore,
+    vstore16,
     vstoreh,
     zero,
 )
@@ -64,12 +80,19 @@ _L = abi.QUERY_ROWS * 4  # from m to l in the statistics of QUERY_ROWS rows
 _ONE = np.float32(1.0)
 
 
-def _load_queries(half: bool) -> Any:
-    size = 2 if half else 4
+def _products(kind: str, codes: str) -> str:
+    """The kind of products (see `tiles`) of an attention kernel."""
+    return codes if codes and kind == "bfloat16" else kind
+
+
+def _load_queries(products: str) -> Any:
+    size = 4 if products == "float32" else 2
+    integer = products == "int8"
+    to_integers = _integer_head()
 
     @jit
-    def load_item(a, item, to):
-        """Rows of Q of an item, one after the other, each padded with zeros to `depth`."""
+    def load_item(a, item, to, stride):
+        """Rows of Q of an item, `stride` bytes apart, each padded with zeros to `depth`."""
         step = geti(a + _CALL.step)
         used, depth = geti(step + _STEP.head_dim) * size, geti(step + _STEP.depth) * size
         groups, q_stride = geti(step + _STEP.groups), geti(a + _CALL.q_stride)
@@ -77,23 +100,47 @@ def _load_queries(half: bool) -> Any:
         here += geti(item + _ITEM.kv_head) * groups * used
         for _ in range(geti(item + _ITEM.num_queries)):
             for g in range(groups):
-                copy(to, here + g * used, used)
-                zero(to + used, depth - used)
-                to += depth
+                if integer:
+                    to_integers(to, here + g * used, used // size, depth // size)
+                else:
+                    copy(to, here + g * used, used)
+                    zero(to + used, depth - used)
+                to += stride
             here += q_stride
 
     @jit
     def load_queries(a, item, scratch):
         """The queries of an item, or of the members of a shared-prefix group."""
         step, members = geti(a + _CALL.step), geti(item + _ITEM.members)
+        stride = geti(step + _STEP.depth) * size + (abi.SCALE_BYTES if integer else 0)
         if members == 0:
-            load_item(a, item, scratch + abi.Q)
+            load_item(a, item, scratch + abi.Q, stride)
             return
-        row_bytes = geti(step + _STEP.groups) * geti(step + _STEP.depth) * size
+        groups = geti(step + _STEP.groups)
         for i in range(geti(item + _ITEM.num_queries)):
-            load_item(a, geti(members + 8 * i), scratch + abi.Q + i * row_bytes)
+            to = scratch + abi.Q + i * groups * stride
+            load_item(a, geti(members + 8 * i), to, stride)
 
     return load_queries
+
+
+def _integer_head() -> Any:
+    """A function that rounds a head of bfloat16 to int16, zeros up to `depth`, then its scale."""
+    _, read, _ = row_memory(half=True)
+
+    @jit
+    def to_integers(to, x, used, depth):
+        most = vsplat(np.float32(2.0**-100))
+        for i in range(0, used, LANES):
+            most = vlarger(vabs(read(x + i * 2, used - i)), most)
+        top = vlargest(most)
+        factor = vsplat(np.float32(32767.0) / top)
+        for i in range(0, used, LANES):
+            vstore16(to + i * 2, vmul(read(x + i * 2, used - i), factor))
+        zero(to + used * 2, (depth - used) * 2)
+        setf(to + depth * 2, top / np.float32(32767.0))
+
+    return to_integers
 
 
 def _store_output(half: bool) -> Any:
@@ -124,20 +171,28 @@ def _store_output(half: bool) -> Any:
     return store_output
 
 
-def _attend_rows(kind: str, codes: str) -> Any:
+def _decodes(kind: str, codes: str) -> bool:
+    """Whether codes are decoded to scratch."""
+    return bool(codes) and _products(kind, codes) == kind
+
+
+def _attend_rows(kind: str, codes: str, load_late: Any) -> Any:
     """A function that writes o, m, l of one KV split for up to QUERY_ROWS rows of an item."""
-    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
-    size, pair = (2, 2) if half else (4, 1)
-    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(half)
-    to_weights = softmax(half, coded)
-    load_late = decode_v(half, tiles, codes) if coded else load_v(half, tiles)
+    tiles, decodes = kind == "tiles", _decodes(kind, codes)
+    size, pair = (4, 1) if kind == "float32" else (2, 2)
+    products = _products(kind, codes)
+    row_end = abi.SCALE_BYTES if products == "int8" else 0  # of a row of Q
+    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(products)
+    to_weights = softmax(products, bool(codes))
+    announce = announce_next(kind != "float32", bool(codes))
     keys = 16 if tiles else LANES  # of one vector or tile of K; scores are computed four at a time
 
     @jit
     def attend_rows(a, item, scratch, first, o, stats):
-        """Rows `first`... of the split in SPLIT, with V as loaded.
+        """Rows `first`... of the split in SPLIT.
 
-        If `v_keys` is 0, V is decoded here, over K: both would not fit in L1.
+        V is loaded here, if it is not yet: what it takes from memory has been prefetched meanwhile.
+        If it is decoded, then over K: both would not fit in L1.
         """
         step, split = geti(a + _CALL.step), scratch + abi.SPLIT
         groups, dim, depth = (
@@ -149,20 +204,22 @@ def _attend_rows(kind: str, codes: str) -> Any:
         before = geti(item + _ITEM.position) - geti(split + _SPLIT.start)
         seen = min(abi.SPLIT_KEYS, before + (first + rows - 1) // groups + 1)
         columns = (seen + 4 * keys - 1) // (4 * keys) * 4 * keys
-        late = geti(split + _SPLIT.v_keys) == 0
-        v_keys = 32 if late else geti(split + _SPLIT.v_keys)
+        v_keys = 32 if tiles or decodes else geti(step + _STEP.block_size)
         pieces = (seen + v_keys - 1) // v_keys
         s, q, k_stride = scratch + abi.S, scratch + abi.Q, geti(split + _SPLIT.k_stride)
-        q += first * depth * size
-        scores(
-            s, q, depth * size, rows, scratch + abi.K_AT, columns // keys, depth // pair, k_stride
-        )
+        q_stride = depth * size + row_end
+        q += first * q_stride
+        scores(s, q, q_stride, rows, scratch + abi.K_AT, columns // keys, depth // pair, k_stride)
         filled = max(pieces * v_keys, columns)
         to_weights(scratch, step, stats, before * groups + first, rows, filled)
-        if coded and late:
-            load_late(a, item, scratch, scratch + geti(step + _STEP.at_k))
+        if geti(split + _SPLIT.v_keys) == 0:
+            load_late(
+                a, item, scratch, scratch + geti(step + (_STEP.at_k if decodes else _STEP.at_v))
+            )
+            if not (tiles or decodes):
+                announce(a, item, scratch, geti(split + _SPLIT.start) // abi.SPLIT_KEYS)
         v_at = scratch + abi.V_AT
-        weighted(o, s, rows, v_at, pieces, v_keys // pair, dim * 4, dim // LANES)
+        weighted(o, s, rows, v_at, pieces, v_keys // pair, dim)
 
     return attend_rows
 
@@ -213,23 +270,32 @@ def _finish_group(finish_split: Any) -> Any:
     return finish_group
 
 
+def _loads(kind: str, codes: str) -> tuple[Any, Any]:
+    """What makes K, and V, of a split ready for the products (see `attention_kv`)."""
+    half, tiles = kind != "float32", kind == "tiles"
+    if not codes:
+        return load_k(half, tiles), load_v(half, tiles)
+    if _products(kind, codes) == codes:
+        return point_to_k(), point_to_v()
+    return decode_k(half, tiles, codes), decode_v(half, tiles, codes)
+
+
 def _attend_split(kind: str, codes: str) -> Any:
     """A function that attends to one KV split with all rows of an item."""
-    half, tiles, coded = kind != "float32", kind == "tiles", bool(codes)
-    k = decode_k(half, tiles, codes) if coded else load_k(half, tiles)
-    v = decode_v(half, tiles, codes) if coded else load_v(half, tiles)
-    attend_rows = _attend_rows(kind, codes)
+    tiles, decodes = kind == "tiles", _decodes(kind, codes)
+    k, v = _loads(kind, codes)
+    attend_rows = _attend_rows(kind, codes, v)
 
     @jit
     def load_split(a, item, scratch, index):
-        """Fill SPLIT, and load K; also V, unless few rows decode it later (see `attend_rows`)."""
+        """Fill SPLIT, and load K; also V, if many rows decode it (see `attend_rows`)."""
         start, split = index * abi.SPLIT_KEYS, scratch + abi.SPLIT
         end = geti(item + _ITEM.position) + geti(item + _ITEM.num_queries)
         seti(split + _SPLIT.start, start)
         seti(split + _SPLIT.count, min(abi.SPLIT_KEYS, end - start))
         seti(split + _SPLIT.v_keys, 0)
         k(a, item, scratch)
-        if not coded or geti(item + _ITEM.rows) > abi.QUERY_ROWS:
+        if (tiles or decodes) and geti(item + _ITEM.rows) > abi.QUERY_ROWS:
             v(a, item, scratch, scratch + geti(geti(a + _CALL.step) + _STEP.at_v))
 
     @jit(returns=types.boolean)
@@ -273,7 +339,7 @@ def attention(variant: str) -> Any:
     of that type, or of codes: "tiles-int8"."""
     kind, _, codes = variant.partition("-")
     half, tiles = kind != "float32", kind == "tiles"
-    load_queries, store_output = _load_queries(half), _store_output(half)
+    load_queries, store_output = _load_queries(_products(kind, codes)), _store_output(half)
     attend_split, finish_split = _attend_split(kind, codes), _finish_split(store_output)
     finish_group = _finish_group(finish_split)
 

@@ -2,7 +2,8 @@
 
 `load_k` writes to K_AT of a thread's scratch the addresses of the vectors (or tiles) of K, and
 `load_v` to V_AT those of the pieces of V, as `tiles` expects them. Keys and values that are stored
-as the GEMMs read them are used in place; the rest is gathered, or decoded from codes, to a buffer.
+as the products read them are used in place; the rest is gathered, or decoded from codes, to a
+buffer.
 Both read and complete the ATTENTION_SPLIT at SPLIT of the scratch.
 """
 
@@ -16,6 +17,7 @@ from octavo.kernels.cpu.simd import (
     copy,
     decode,
     fetch,
+    fetch2,
     get32,
     geti,
     jit,
@@ -26,6 +28,7 @@ from octavo.kernels.cpu.simd import (
 
 _CALL, _STEP, _ITEM = abi.ATTENTION.offset, abi.ATTENTION_STEP.offset, abi.ATTENTION_ITEM.offset
 _SPLIT = abi.ATTENTION_SPLIT.offset
+_ITEM_BYTES = abi.ATTENTION_ITEM.nbytes
 _AHEAD = 4  # runs of codes that are prefetched before they are decoded
 
 
@@ -50,10 +53,55 @@ def _block(half: bool) -> Any:
     return block
 
 
+def _head_bytes(half: bool, coded: bool) -> Any:
+    """A function that gives the bytes of a KV head in a block."""
+
+    @jit(returns=types.int64)
+    def head_bytes(step):
+        block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
+        if coded:
+            return 2 * block_size * (dim + abi.SCALE_BYTES)
+        return 2 * block_size * dim * (2 if half else 4)
+
+    return head_bytes
+
+
+def _locate(half: bool, coded: bool) -> Any:
+    """A function that writes to BLOCK_AT the addresses of a split's blocks; returns how many."""
+    head_bytes = _head_bytes(half, coded)
+
+    @jit(returns=types.int64)
+    def locate(a, item, scratch):
+        step, split = geti(a + _CALL.step), scratch + abi.SPLIT
+        block_size, nbytes = geti(step + _STEP.block_size), head_bytes(step)
+        first = geti(split + _SPLIT.start) // block_size
+        blocks = (geti(split + _SPLIT.count) + block_size - 1) // block_size
+        entries = geti(step + _STEP.tables) + (geti(item + _ITEM.table) + first) * 4
+        stride = geti(step + _STEP.kv_heads) * nbytes
+        base = geti(a + _CALL.cache) + geti(item + _ITEM.kv_head) * nbytes
+        for i in range(blocks):
+            seti(scratch + abi.BLOCK_AT + 8 * i, base + get32(entries + 4 * i) * stride)
+        return blocks
+
+    return locate
+
+
+@jit
+def _end_of_k(scratch, vectors, values, count):
+    """Repeat the last of `vectors` vectors of K up to whole groups of four. Behind those of `count`
+    vectors are what is read next: the first vectors of V, `values` bytes behind those of K."""
+    pointers = scratch + abi.K_AT
+    for i in range(vectors, (vectors + 3) // 4 * 4):
+        seti(pointers + 8 * i, geti(pointers + 8 * vectors - 8))
+    end = pointers + (count + 3) // 4 * 4 * 8
+    for i in range(abi.AHEAD_KEYS // LANES):
+        seti(end + 8 * i, geti(pointers + 8 * min(i, count - 1)) + values)
+
+
 def load_k(half: bool, tiles: bool) -> Any:
     """A function (call, item, scratch) for a cache of the dtype of the queries."""
     pair, keys = 2 if half else 1, 16 if tiles else LANES  # keys of one vector or tile
-    block = _block(half)
+    block, locate = _block(half), _locate(half, coded=False)
 
     @jit
     def gather(a, item, to, key, last):
@@ -77,17 +125,25 @@ def load_k(half: bool, tiles: bool) -> Any:
         pointers, buffer = scratch + abi.K_AT, scratch + geti(step + _STEP.at_k)
         direct = block_size % keys == 0 and geti(step + _STEP.dim) == depth
         seti(split + _SPLIT.k_stride, block_size * 4 if direct else keys * 4)
-        vectors = (count + keys - 1) // keys
-        for i in range(vectors):
-            key = start + i * keys
-            if direct:
-                here = block(a, item, key // block_size) + key % block_size * 4
-            else:
+        blocks, vectors = locate(a, item, scratch), (count + keys - 1) // keys
+        if direct:
+            vectors = blocks * block_size // keys
+            for i in range(blocks):
+                here = geti(scratch + abi.BLOCK_AT + 8 * i)
+                for k in range(0, block_size, keys):
+                    seti(pointers, here + 4 * k)
+                    pointers += 8
+        else:
+            for i in range(vectors):
                 here = buffer + i * depth // pair * keys * 4
-                gather(a, item, here, key, start + count - 1)
-            seti(pointers + 8 * i, here)
-        for i in range(vectors, (vectors + 3) // 4 * 4):
-            seti(pointers + 8 * i, geti(pointers + 8 * vectors - 8))
+                gather(a, item, here, start + i * keys, start + count - 1)
+                seti(pointers + 8 * i, here)
+        values = block_size * geti(step + _STEP.dim) * (4 // pair)
+        _end_of_k(scratch, vectors, values, (count + keys - 1) // keys)
+        if not tiles and count % block_size != 0:  # `load_v` copies the last block
+            here = geti(scratch + abi.BLOCK_AT + 8 * (blocks - 1)) + values
+            for line in range(here, here + values, 64):
+                fetch2(line)
 
     return load
 
@@ -95,7 +151,6 @@ def load_k(half: bool, tiles: bool) -> Any:
 def load_v(half: bool, tiles: bool) -> Any:
     """A function (call, item, scratch, buffer) for a cache of the dtype of the queries."""
     size, pair = (2, 2) if half else (4, 1)
-    block = _block(half)
 
     @jit
     def clear_from(values, valid, words, dim):
@@ -120,16 +175,17 @@ def load_v(half: bool, tiles: bool) -> Any:
 
     @jit
     def load(a, item, scratch, buffer):
-        """Copies only the last block of a row, and blocks with fewer keys than a tile."""
+        """Copies only the last block of a row, and blocks with fewer keys than a tile. Called after
+        `load_k`, which locates the blocks."""
         step, split, pointers = geti(a + _CALL.step), scratch + abi.SPLIT, scratch + abi.V_AT
         block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
-        start, count = geti(split + _SPLIT.start), geti(split + _SPLIT.count)
+        count = geti(split + _SPLIT.count)
         words, blocks = block_size // pair, (count + block_size - 1) // block_size
         gather = tiles and block_size < 32
         v_keys = 32 if tiles else block_size
         seti(split + _SPLIT.v_keys, v_keys)
         for i in range(blocks):
-            here = block(a, item, start // block_size + i) + block_size * dim * size
+            here = geti(scratch + abi.BLOCK_AT + 8 * i) + block_size * dim * size
             valid = min(block_size, count - i * block_size)
             if gather or valid < block_size:
                 to = buffer + i * words * dim * 4
@@ -149,41 +205,133 @@ def load_v(half: bool, tiles: bool) -> Any:
 
 @jit(returns=types.int64)
 def _run(a, item, key, values):
-    """Address of the run of codes of a key: of V if `values` is 1, else of K."""
+    """Address of the run of codes that a key is in: of V if `values` is 1, else of K."""
     step = geti(a + _CALL.step)
     block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
     head = _head_of_block(a, item, key // block_size)
     block = geti(a + _CALL.cache) + head * 2 * block_size * (dim + abi.SCALE_BYTES)
-    return block + (values * block_size + key % block_size) * dim
+    run = min(block_size, abi.RUN)
+    return block + (values * block_size + key % block_size // run * run) * dim
 
 
 @jit(returns=types.int64)
 def _run_ahead(a, item, key, last, values):
     """Address of the run of codes to prefetch while that of `key` is decoded."""
     run = min(geti(geti(a + _CALL.step) + _STEP.block_size), abi.RUN)
-    return _run(a, item, min(key + _AHEAD * run, last) // run * run, values)
+    return _run(a, item, min(key + _AHEAD * run, last), values)
 
 
 @jit
-def _load_scales(a, item, scratch):
-    """The scales of K and V of a split, zeros behind them."""
-    step, split = geti(a + _CALL.step), scratch + abi.SPLIT
-    start, count = geti(split + _SPLIT.start), geti(split + _SPLIT.count)
-    block_size, done = geti(step + _STEP.block_size), 0
-    while done < count:
-        n = min(block_size, count - done)
-        here = _run(a, item, start + done, 0) + 2 * block_size * geti(step + _STEP.dim)
-        copy(scratch + abi.K_SCALES + done * 4, here, n * 4)
-        copy(scratch + abi.V_SCALES + done * 4, here + block_size * 4, n * 4)
-        done += n
-    zero(scratch + abi.K_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
-    zero(scratch + abi.V_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
+def _load_scales(a, scratch, blocks):
+    """The scales of K and V of a split, whose blocks are located; zeros behind them."""
+    step, count = geti(a + _CALL.step), geti(scratch + abi.SPLIT + _SPLIT.count)
+    block_size, to = geti(step + _STEP.block_size), scratch + abi.K_SCALES
+    codes, of_v = 2 * block_size * geti(step + _STEP.dim), abi.V_SCALES - abi.K_SCALES
+    for i in range(blocks):
+        here = geti(scratch + abi.BLOCK_AT + 8 * i) + codes
+        for _ in range(0, block_size, 8):
+            copy(to, here, 32)
+            copy(to + of_v, here + block_size * 4, 32)
+            to, here = to + 32, here + 32
+    if count < abi.SPLIT_KEYS:
+        zero(scratch + abi.K_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
+        zero(scratch + abi.V_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
+
+
+def point_to_k() -> Any:
+    """As `load_k`, for products that read codes: only runs narrower than a vector are gathered."""
+    locate = _locate(half=True, coded=True)
+
+    @jit
+    def gather(scratch, to, first, blocks, dim):
+        """The vector of K made of the blocks from `first` on, half a vector each."""
+        run = abi.RUN // 2
+        for k in range(0, LANES, run):
+            block = min(first + k // run, blocks - 1)
+            source = geti(scratch + abi.BLOCK_AT + 8 * block)
+            for w in range(dim // 2):
+                copy(to + (w * LANES + k) * 2, source + w * run * 2, run * 2)
+
+    @jit
+    def load(a, item, scratch):
+        step, split = geti(a + _CALL.step), scratch + abi.SPLIT
+        block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
+        count, run = geti(split + _SPLIT.count), min(block_size, abi.RUN)
+        seti(split + _SPLIT.k_stride, max(run, LANES) * 2)
+        blocks, pointers, vectors = locate(a, item, scratch), scratch + abi.K_AT, 0
+        if run >= LANES:
+            for i in range(blocks):
+                here = geti(scratch + abi.BLOCK_AT + 8 * i)
+                for first in range(here, here + block_size * dim, run * dim):
+                    for k in range(0, run, LANES):
+                        seti(pointers + 8 * vectors, first + 2 * k)
+                        vectors += 1
+        else:
+            for i in range(0, blocks, LANES // run):
+                here = scratch + geti(step + _STEP.at_k) + vectors * LANES * dim
+                gather(scratch, here, i, blocks, dim)
+                seti(pointers + 8 * vectors, here)
+                vectors += 1
+        _end_of_k(scratch, vectors, block_size * dim, (count + LANES - 1) // LANES)
+        _load_scales(a, scratch, blocks)
+
+    return load
+
+
+def point_to_v() -> Any:
+    """As `load_v`, for products that read codes: any code is finite, and hidden keys weigh 0."""
+
+    @jit
+    def load(a, item, scratch, buffer):
+        step, split = geti(a + _CALL.step), scratch + abi.SPLIT
+        block_size, dim = geti(step + _STEP.block_size), geti(step + _STEP.dim)
+        seti(split + _SPLIT.v_keys, block_size)
+        for i in range((geti(split + _SPLIT.count) + block_size - 1) // block_size):
+            here = geti(scratch + abi.BLOCK_AT + 8 * i)
+            seti(scratch + abi.V_AT + 8 * i, here + block_size * dim)
+
+    return load
+
+
+def announce_next(half: bool, coded: bool) -> Any:
+    """A function that writes, behind the pieces of V, where the keys lie that are read next, and
+    prefetches their scales."""
+    head_bytes = _head_bytes(half, coded)
+
+    @jit
+    def announce_next(a, item, scratch, index):
+        """Of the next split of the item; else of the item that will probably be claimed next."""
+        step, split = geti(a + _CALL.step), scratch + abi.SPLIT
+        block_size, nbytes = geti(step + _STEP.block_size), head_bytes(step)
+        following, first = item, index + 1
+        if first >= geti(item + _ITEM.split_end):
+            place = min(geti(a + _CALL.counter), geti(step + _STEP.num_items) - 1)
+            following = geti(step + _STEP.items) + place * _ITEM_BYTES
+            first = geti(following + _ITEM.split_begin)
+        end = geti(following + _ITEM.position) + geti(following + _ITEM.num_queries)
+        keys = min(end - first * abi.SPLIT_KEYS, abi.SPLIT_KEYS)
+        entries = geti(step + _STEP.tables) + geti(following + _ITEM.table) * 4
+        entries += first * abi.SPLIT_KEYS // block_size * 4
+        stride = geti(step + _STEP.kv_heads) * nbytes
+        base = geti(a + _CALL.cache) + geti(following + _ITEM.kv_head) * nbytes
+        blocks = (keys + block_size - 1) // block_size
+        pieces = (geti(split + _SPLIT.count) + block_size - 1) // block_size
+        for i in range(max(1, abi.AHEAD_KEYS // block_size)):
+            here = base + get32(entries + 4 * min(i, blocks - 1)) * stride
+            seti(scratch + abi.V_AT + 8 * (pieces + i), here)
+        for i in range(blocks if coded else 0):
+            end_of_block = base + get32(entries + 4 * i) * stride + nbytes
+            for line in range(end_of_block - 8 * block_size, end_of_block, 64):
+                fetch2(line)
+
+    return announce_next
 
 
 def decode_k(half: bool, tiles: bool, kind: str) -> Any:
     """As `load_k`, from a cache of codes of `kind`: all is decoded to the buffer."""
     pair, keys = 2 if half else 1, 16 if tiles else LANES
     whole, eight = decode(kind, half, keys), decode(kind, half, 8)
+    locate = _locate(half, coded=True)
 
     @jit
     def load(a, item, scratch):
@@ -191,26 +339,26 @@ def decode_k(half: bool, tiles: bool, kind: str) -> Any:
         words, depth = geti(step + _STEP.dim) // pair, geti(step + _STEP.depth) // pair
         start, count = geti(split + _SPLIT.start), geti(split + _SPLIT.count)
         run, last = min(geti(step + _STEP.block_size), abi.RUN), start + count - 1
-        buffer = scratch + geti(step + _STEP.at_k)
+        buffer, stride = scratch + geti(step + _STEP.at_k), keys * 4
         for key in range(0, count, run):
             codes = _run(a, item, start + key, 0)
             ahead = _run_ahead(a, item, start + key, last, 0)
             for k in range(0, run, keys):
                 here = buffer + (key + k) // keys * depth * keys * 4
-                first, lane = codes + k, (key + k) % keys
-                for w in range(words):
+                first, lane = codes + 2 * k, (key + k) % keys
+                for w in range(0, words, 2 // pair):
                     fetch(ahead + w * pair * run)
                     if run >= keys:
-                        whole(here + w * keys * 4, first, first + run)
+                        whole(here + w * stride, stride, first)
                     else:
-                        eight(here + (w * keys + lane) * 4, first, first + run)
-                    first += pair * run
-                zero(here + words * keys * 4, (depth - words) * keys * 4)
+                        eight(here + w * stride + lane * 4, stride, first)
+                    first += 2 * run
+                zero(here + words * stride, (depth - words) * stride)
         highest = (count + keys - 1) // keys - 1
         for i in range((highest + 4) // 4 * 4):
             seti(scratch + abi.K_AT + 8 * i, buffer + min(i, highest) * depth * keys * 4)
-        seti(split + _SPLIT.k_stride, keys * 4)
-        _load_scales(a, item, scratch)
+        seti(split + _SPLIT.k_stride, stride)
+        _load_scales(a, scratch, locate(a, item, scratch))
 
     return load
 
@@ -233,12 +381,11 @@ def decode_v(half: bool, tiles: bool, kind: str) -> Any:
         for key in range(0, count, run):
             codes = _run(a, item, start + key, 1)
             ahead = _run_ahead(a, item, start + key, last, 1)
-            for w in range(run // pair):
+            for first in range(0, run * dim, 2 * dim):
                 for i in range(0, dim, lanes):
-                    fetch(ahead + (w * dim + i) * pair)
-                    whole(to + i * 4, codes + i, codes + i + dim)
-                to += dim * 4
-                codes += dim * pair
+                    fetch(ahead + first + 2 * i)
+                    whole(to + i * 4, dim * 4, codes + first + 2 * i)
+                to += 2 // pair * dim * 4
         zero(to, buffer + pieces * 32 // pair * dim * 4 - to)
         for piece in range(pieces):
             seti(scratch + abi.V_AT + 8 * piece, buffer + piece * 32 // pair * dim * 4)

@@ -2,6 +2,10 @@
 
 A row's scores occupy SCORE_STRIDE bytes at S of a thread's scratch. Statistics of up to QUERY_ROWS
 rows are m [QUERY_ROWS] (the maximum, in base 2), then l [QUERY_ROWS] (the sum of the weights).
+
+Weights are rounded to the type of the products: for int8 codes to int16, by a scale that makes the
+row's largest one 32767, and lies behind its scores. It is that of the weights times V's scales: the
+keys with the largest weights may have the smallest values.
 """
 
 from typing import Any
@@ -24,6 +28,8 @@ from octavo.kernels.cpu.simd import (
     vexp2_rough,
     vfma,
     vkeep,
+    vlarger,
+    vlargest,
     vload,
     vmax,
     vmin,
@@ -31,6 +37,7 @@ from octavo.kernels.cpu.simd import (
     vsplat,
     vstore,
     vstore2,
+    vstore16,
     vstoreh2,
     vsub,
     vsum,
@@ -75,9 +82,21 @@ def _peak(s, low, high, factor):
     return vtop(vmax(vmax(t0, t1), vmax(t2, t3))) * factor
 
 
-def _weights(half: bool, coded: bool) -> Any:
+@jit
+def _to_integers(s, first, end, most):
+    """Weights in vectors first..end-1, whose largest is `most`, to int16, in place; their scale."""
+    factor = vsplat(np.float32(32767.0) / most)
+    for v in range(first, end):
+        vstore16(s + v * LANES * 2, vmul(vload(s + v * LANES * 4), factor))
+    setf(s + abi.SPLIT_KEYS * 4, most / np.float32(32767.0))
+
+
+def _weights(kind: str, coded: bool) -> Any:
+    """kind: of the products (see `tiles`). coded: whether keys and values have scales."""
+    integer, half = coded and kind == "int8", kind != "float32"
     size = 2 if half else 4
-    put, exp2 = (vstoreh2, vexp2_rough) if half else (vstore2, vexp2)
+    exp2 = vexp2_rough if half else vexp2
+    put, put_size = (vstoreh2, 2) if half and not integer else (vstore2, 4)
 
     @jit(returns=Vec)
     def scaled(w, scales, index):
@@ -90,8 +109,8 @@ def _weights(half: bool, coded: bool) -> Any:
         The stored weights include V's scales."""
         first, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4
         slope, shift = vsplat(factor), vsplat(-m)
-        t0 = t1 = t2 = t3 = vsplat(np.float32(0.0))
-        to = s + first * LANES * size
+        t0 = t1 = t2 = t3 = most = vsplat(np.float32(0.0))
+        to = s + first * LANES * put_size
         for here in range(s + first * LANES * 4, s + end * LANES * 4, _UNROLL * 4):
             w0 = exp2(vfma(vload(here), slope, shift))
             w1 = exp2(vfma(vload(here + LANES * 4), slope, shift))
@@ -99,9 +118,15 @@ def _weights(half: bool, coded: bool) -> Any:
             w3 = exp2(vfma(vload(here + LANES * 12), slope, shift))
             t0, t1, t2, t3 = vadd(t0, w0), vadd(t1, w1), vadd(t2, w2), vadd(t3, w3)
             v = (here - s) // (LANES * 4)
-            put(to, scaled(w0, scales, v), scaled(w1, scales, v + 1))
-            put(to + _UNROLL // 2 * size, scaled(w2, scales, v + 2), scaled(w3, scales, v + 3))
-            to += _UNROLL * size
+            w0, w1 = scaled(w0, scales, v), scaled(w1, scales, v + 1)
+            w2, w3 = scaled(w2, scales, v + 2), scaled(w3, scales, v + 3)
+            put(to, w0, w1)
+            put(to + _UNROLL // 2 * put_size, w2, w3)
+            to += _UNROLL * put_size
+            if integer:
+                most = vlarger(most, vlarger(vlarger(w0, w1), vlarger(w2, w3)))
+        if integer:
+            _to_integers(s, first, end, vlargest(most))
         if first > 0:
             zero(s, first * LANES * size)
         if end * LANES < filled:
@@ -126,10 +151,10 @@ def _first_key(step, end):
     return max(0, end - window) if window > 0 else 0
 
 
-def softmax(half: bool, coded: bool) -> Any:
-    """The softmax for weights in bfloat16 or float32, over a cache of values or of codes."""
-    weights = _weights(half, coded)
-    size = 2 if half else 4
+def softmax(kind: str, coded: bool) -> Any:
+    """The softmax for products of one kind (see `tiles`), over a cache of values or of codes."""
+    weights = _weights(kind, coded)
+    size = 4 if kind == "float32" else 2
 
     @jit
     def tops(scratch, step, stats, first, rows):
@@ -169,6 +194,7 @@ def softmax(half: bool, coded: bool) -> Any:
                 total = weights(row, low, high, filled, factor, getf(stats + 4 * r), scales)
             else:
                 zero(row, filled * size)
+                setf(row + abi.SPLIT_KEYS * 4, np.float32(0.0))
             vstore(sums + r * LANES * 4, total)
         for r in range(rows):
             setf(stats + _L + 4 * r, vsum(vload(sums + r * LANES * 4)))

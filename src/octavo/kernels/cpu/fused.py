@@ -250,14 +250,15 @@ def _coded(kind: str, read: Any, size: int) -> Any:
         scales = to + 2 * block_size * dim + slot * 4
         setf(scales, quantize(x, codes, head_dim, dim))
         run = min(block_size, abi.RUN)
-        here = to + slot // run * run * dim + slot % run
-        for d in range(dim):
-            copy(here + d * run, codes + d, 1)
+        here = to + slot // run * run * dim + slot % run * 2
+        for d in range(0, dim, 2):
+            copy(here + d * run, codes + d, 2)
         for i in range(0, head_dim, LANES):
             vstore(wide + i * 4, read(v + i * size, head_dim - i))
-        values = to + (block_size + slot) * dim
         setf(scales + block_size * 4, quantize(wide, codes, head_dim, dim))
-        copy(values, codes, dim)
+        here = to + (block_size + slot // 2 * 2) * dim + slot % 2
+        for d in range(dim):
+            copy(here + 2 * d, codes + d, 1)
 
     return store
 

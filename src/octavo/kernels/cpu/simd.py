@@ -272,11 +272,22 @@ def zero(b, target, nbytes):
     call(b, "llvm.memset.p0.i64", ir.VoidType(), pointer(b, target, I8), byte, nbytes, flag)
 
 
+def prefetch(b: Any, address: Any, locality: int) -> None:
+    """Into all caches (3), or all but the first (2)."""
+    flags = [ir.Constant(I32, value) for value in (0, locality, 1)]
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
+
+
 @op(types.void, types.int64)
 def fetch(b, address):
     """Prefetch a cache line that will be read soon."""
-    flags = [ir.Constant(I32, value) for value in (0, 3, 1)]
-    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
+    prefetch(b, address, 3)
+
+
+@op(types.void, types.int64)
+def fetch2(b, address):
+    """Prefetch a cache line into the second cache, which waits for more lines than the first."""
+    prefetch(b, address, 2)
 
 
 def stack(nbytes: int) -> Any:
@@ -454,6 +465,35 @@ def vtop(b, x):
     return _reduce(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
 
 
+@op(types.void, types.int64, Vec)
+def vstore16(b, address, x):
+    """Each x, rounded to nearest even, as an int16; |x| <= 32767."""
+    # The sum has a unit of 1, so the rounded value is in its low bits.
+    bits = b.bitcast(b.fadd(x, const(1.5 * 2**23)), VI)
+    store(b, b.trunc(bits, VH), address)
+
+
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    order = b.icmp_unsigned(">", b.bitcast(x, _bits(x)), b.bitcast(y, _bits(y)))
+    return b.select(order, x, y)
+
+
+def _bits(x: Any) -> Any:
+    return VI if isinstance(x.type, ir.VectorType) else I32
+
+
+@op(Vec, Vec, Vec)
+def vlarger(b, x, y):
+    """The larger of each pair of values that have no sign; NaN if one is."""
+    return _larger(b, x, y)
+
+
+@op(types.float32, Vec)
+def vlargest(b, x):
+    """The largest lane of values that have no sign; NaN if one is."""
+    return _reduce(b, x, functools.partial(_larger, b))
+
+
 def row_memory(half: bool) -> tuple[int, Any, Any]:
     """(bytes of a value, read, write) of up to LANES values of a row, `left` before its end."""
     size = 2 if half else 4
@@ -486,42 +526,61 @@ def row_memory(half: bool) -> tuple[int, Any, Any]:
 _FP8_BIAS = 127 - 7
 
 
-def _decoded(b: Any, kind: str, half: bool, codes: list[Any]) -> Any:
-    """Codes as a vector of words: float32, or the two lists as pairs of bfloat16. All exact."""
-    lanes = codes[0].type.count
-    wide = ir.VectorType(I32, lanes)
+def _code_pairs(b: Any, address: Any, lanes: int) -> Any:
+    """`lanes` pairs of codes at an address, each code sign-extended to 16 bits."""
+    codes = load(b, address, ir.VectorType(I8, 2 * lanes))
+    return b.sext(codes, ir.VectorType(I16, 2 * lanes))
+
+
+def load_int8_pairs(b: Any, address: Any) -> Any:
+    """LANES pairs of int8 as words of two int16."""
+    return b.bitcast(_code_pairs(b, address, LANES), VI)
+
+
+def load_fp8_pairs(b: Any, address: Any, lanes: int = LANES) -> Any:
+    """`lanes` pairs of fp8 as words of two bfloat16, exact."""
+    short = ir.VectorType(I16, 2 * lanes)
 
     def each(value: int) -> Any:
-        return ir.Constant(wide, [value] * lanes)
-
-    if kind == "int8":  # of at most 8 bits, so the lower half of the float32 is zero
-        floats = [b.sitofp(b.sext(c, wide), ir.VectorType(F32, lanes)) for c in codes]
-        bits = [b.bitcast(x, wide) for x in floats]
-        return b.or_(b.lshr(bits[0], each(16)), bits[1]) if half else bits[0]
-    part, unit = (I16, 4) if half else (I32, 20)
-    short = ir.VectorType(part, lanes * 32 // part.width)
-
-    def split(value: int) -> Any:
         return ir.Constant(short, [value] * short.count)
 
-    word = b.zext(codes[0], wide)
-    if half:
-        word = b.or_(word, b.shl(b.zext(codes[1], wide), each(16)))
-    word = b.bitcast(word, short)
-    sign = b.shl(b.and_(word, split(0x80)), split(part.width - 8))
-    size = b.shl(b.and_(word, split(0x7F)), split(unit))
-    value = b.add(size, split(_FP8_BIAS << (unit + 3)))
-    value = b.select(b.icmp_unsigned(">=", size, split(8 << unit)), value, split(0))
-    return b.bitcast(b.or_(value, sign), wide)
+    # The sign in its place, exponent and mantissa in those of a bfloat16.
+    value = b.and_(b.shl(_code_pairs(b, address, lanes), each(4)), each(-0x7810))
+    size = b.and_(value, each(0x7F0))
+    value = b.select(
+        b.icmp_unsigned(">=", size, each(0x80)), b.add(value, each(_FP8_BIAS << 7)), each(0)
+    )
+    return b.bitcast(value, ir.VectorType(I32, lanes))
+
+
+def _halves(b: Any, words: Any) -> tuple[Any, Any]:
+    """Words of two bfloat16 as two vectors of float32."""
+    shift = ir.Constant(words.type, [16] * words.type.count)
+    high = ir.Constant(words.type, [-65536] * words.type.count)
+    return b.shl(words, shift), b.and_(words, high)
+
+
+def _decoded(b: Any, kind: str, half: bool, address: Any, lanes: int) -> tuple[Any, ...]:
+    """`lanes` pairs of codes: one vector of pairs of bfloat16, or two of float32. All exact."""
+    if kind == "fp8":
+        words = load_fp8_pairs(b, address, lanes)
+        return (words,) if half else _halves(b, words)
+    wide = ir.VectorType(I32, lanes)
+    short = ir.Constant(wide, [16] * lanes)
+    pairs = b.bitcast(_code_pairs(b, address, lanes), wide)
+    values = (b.ashr(b.shl(pairs, short), short), b.ashr(pairs, short))
+    # Of at most 8 bits, so the lower half of the float32 is zero.
+    bits = [b.bitcast(b.sitofp(x, ir.VectorType(F32, lanes)), wide) for x in values]
+    return (b.or_(b.lshr(bits[0], short), bits[1]),) if half else tuple(bits)
 
 
 def decode(kind: str, half: bool, lanes: int) -> Any:
-    """A function (to, first, second): `lanes` words made of the codes at two addresses."""
+    """A function (to, stride, codes): the words made of `lanes` pairs of codes, `stride` bytes
+    from the first word of a pair to its second, if there are two."""
 
-    def emit(b, to, first, second):
-        addresses = (first, second) if half else (first,)
-        codes = [load(b, a, ir.VectorType(I8, lanes)) for a in addresses]
-        store(b, _decoded(b, kind, half, codes), to)
+    def emit(b, to, stride, codes):
+        for i, words in enumerate(_decoded(b, kind, half, codes, lanes)):
+            store(b, words, b.add(to, b.mul(stride, ir.Constant(I64, i))))
 
     return op(types.void, types.int64, types.int64, types.int64)(emit)
 
