@@ -135,7 +135,8 @@ _TRANSFER = Why("the KV cache is not sent to other machines or stores",
                 "prefixes are cached in memory (enable_prefix_caching)")
 _RL = Why("weights cannot be changed while the engine runs", "start an engine with the new weights")
 _PROFILER = Why("there is no profiler", "use py-spy or perf on the engine's process")
-_TRACE = Why("there is no tracing", "/metrics has the figures")
+_TRACE = Why("spans of requests are a server's (octavo serve --otlp-traces-endpoint)",
+             "trace=FILE writes the engine's steps and requests, for Perfetto")
 _LOGGING = Why("there is one log", "set OCTAVO_LOG_LEVEL, OCTAVO_LOG_FORMAT, or configure the "
                "logger 'octavo'")
 _CUSTOM = Why("vLLM's classes cannot be plugged in",

@@ -100,7 +100,7 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("octavo", __version__)
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata.get_all("Provides-Extra") == ["bench", "dev", "ray"]
+    assert metadata.get_all("Provides-Extra") == ["bench", "dev", "otel", "ray"]
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
     classifiers = metadata.get_all("Classifier") or []
@@ -138,7 +138,8 @@ def test_each_import_is_declared_and_each_dependency_imported(
     metadata: email.message.Message,
 ) -> None:
     owners = packages_distributions()
-    optional = {"triton", "ray"}  # imported where a device, or a cluster, needs it
+    # Imported where a device, a cluster, or a collector of spans needs it.
+    optional = {"triton", "ray", "opentelemetry"}
     used = {normal(owners[module][0]) for module in imported() - optional}
     assert used == requirements(metadata).keys()
 

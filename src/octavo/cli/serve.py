@@ -11,6 +11,7 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.log import api_keys_from_environment, configure, get_logger, is_json
 from octavo.server.listener import open_listener
 from octavo.server.options import ServerConfig, add_server_flags, last_word
+from octavo.server.spans import check_spans
 from octavo.server.tls import check_tls
 from octavo.utils.flags import add_vllm_flags
 from octavo.vllm_names import Kind, names
@@ -60,6 +61,7 @@ def _serve(
     options: ServerConfig, model: str, args: argparse.Namespace, executor: str | None
 ) -> int:
     check_tls(options)
+    check_spans(options)
     asked = {"model": model, **engine_options(args, ("model", *_SERVER_NAMES))}
     config = EngineConfig.from_options(asked)
     check_options(config)

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from msgspec import UNSET
@@ -18,12 +19,13 @@ from octavo.engine.admission import admit, deadline_at, output_limit
 from octavo.engine.client import Batch
 from octavo.errors import QueueFullError, RequestError
 from octavo.log import get_logger
-from octavo.outputs import FinishReason, RequestOutput
+from octavo.outputs import FinishReason, RequestMetrics, RequestOutput
 from octavo.params import SamplingParams
 from octavo.server.logprobs import TokenFormatter
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.replies import Maybe, Usage
 from octavo.server.service import Service
+from octavo.server.spans import Answered, RequestTrace
 from octavo.text.answer_form import AnswerForm
 from octavo.text.markers import Markers
 from octavo.text.model_formats import Limits
@@ -114,11 +116,14 @@ async def submit(
     except QueueFullError as error:
         service.metrics.rejected(error.code)
         raise
-    client = client_of(request)
+    client, answer_id = client_of(request), kind + name
     if service.dashboard:
         for made, _ in prompted:
-            service.dashboard.names.add(made.request_id, kind + name, name)
-    return Generation(service, kind + name, name, model, client, prompted, batch, markers)
+            service.dashboard.names.add(made.request_id, answer_id, name)
+    generation = Generation(service, answer_id, name, model, client, prompted, batch, markers)
+    if service.spans is not None:
+        generation.trace = service.spans.trace(request.headers, kind)
+    return generation
 
 
 class Generation:
@@ -152,8 +157,10 @@ class Generation:
         self._seen = [False] * count
         self._generated = [0] * count
         self._ended = [0] * count  # choices that have
-        self._reasons: list[FinishReason] = []
+        self._reasons: list[list[FinishReason]] = [[] for _ in range(count)]  # of their choices
         self._texts: dict[tuple[int, int], str] = {}
+        self._times: list[RequestMetrics | None] = [None] * count  # once a choice has ended
+        self.trace: RequestTrace | None = None
         for position, (submission, _) in enumerate(prompted):
             most = output_limit(submission, service.limits)
             service.metrics.received(submission.params.n, most, batch.engine_of(position))
@@ -176,7 +183,8 @@ class Generation:
             self._generated[position] += len(choice.token_ids)
             if choice.finish_reason is not None:
                 self._ended[position] += 1
-                self._reasons.append(choice.finish_reason)
+                self._reasons[position].append(choice.finish_reason)
+                self._times[position] = output.metrics
                 engine = self._batch.engine_of(position)
                 self.service.metrics.ended(choice.finish_reason, engine=engine)
             if self.service.options.log_requests:
@@ -204,13 +212,33 @@ class Generation:
                 metrics.answered(count, self._cached[i], self._generated[i], engine)
             if missing := submission.params.n - self._ended[i]:
                 metrics.ended(reason, missing, engine)
-                self._reasons.append(reason)
+                self._reasons[i].append(reason)
+        if self.trace is not None:
+            self._add_spans(self.trace, error)
         self._log()
+
+    def _add_spans(self, trace: RequestTrace, error: Exception | None) -> None:
+        """One for each prompt."""
+        for i, (submission, _) in enumerate(self.prompted):
+            trace.add(
+                Answered(
+                    self.model,
+                    self.id,
+                    submission,
+                    output_limit(submission, self.service.limits),
+                    self._generated[i],
+                    self._cached[i],
+                    list(dict.fromkeys(self._reasons[i])),
+                    self._times[i],
+                    self._batch.engine_of(i),
+                    error,
+                )
+            )
 
     def _log(self) -> None:
         usage, now = self.usage(), time.monotonic()
         first = None if self._first is None else round(self._first - self._started, 6)
-        reasons = list(dict.fromkeys(self._reasons))
+        reasons = list(dict.fromkeys(chain.from_iterable(self._reasons)))
         fields = {
             "event": "request",
             "request_id": self.id,

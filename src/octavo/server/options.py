@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from octavo.config import check_type
 from octavo.errors import ConfigError, nearest
@@ -104,6 +105,10 @@ class ServerConfig:
     )
     disable_log_stats: bool = _option(False, "leave out the lines with rates")
     dashboard: bool = _option(True, "serve /dashboard: the engine's blocks, requests and rates")
+    otlp_traces_endpoint: str | None = _option(
+        None, "OpenTelemetry: URL of a collector that takes OTLP over HTTP, such as "
+              "http://localhost:4318; each request becomes a span"
+    )  # fmt: skip
     restart_engine: bool = _option(
         False, "start an engine that has died again; its requests continue"
     )
@@ -118,6 +123,7 @@ class ServerConfig:
         self._check_proxies()
         self._check_tls()
         self._check_log()
+        self._check_spans()
         if not 0 <= self.drain_timeout < 1e6:
             raise ConfigError(f"drain_timeout must be seconds from 0, not {self.drain_timeout}")
         for name in ("max_body_mb", "stall_timeout", "keep_alive_timeout", "stats_interval"):
@@ -198,6 +204,21 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be one of {known}, not {value!r}")
         if self.disable_log_stats and self.stats_interval != STATS_SECONDS:
             raise ConfigError("stats_interval has no effect with disable_log_stats")
+
+    def _check_spans(self) -> None:
+        given = self.otlp_traces_endpoint
+        if given is None:
+            return
+        try:
+            url = urlsplit(given)
+            whole = url.scheme in ("http", "https") and bool(url.hostname) and (url.port or 1) > 0
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"otlp_traces_endpoint must be a URL such as http://localhost:4318, not {given!r}; "
+                "spans are sent as OTLP over HTTP, not gRPC"
+            )
 
     @property
     def scheme(self) -> str:

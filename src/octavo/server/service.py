@@ -24,6 +24,7 @@ from octavo.server.errors import HTTPError, unavailable
 from octavo.server.metrics import Metrics
 from octavo.server.options import ServerConfig
 from octavo.server.prompts import PromptEncoder
+from octavo.server.spans import Spans
 from octavo.server.sse import Streams
 
 logger = get_logger(__name__)
@@ -47,6 +48,8 @@ class Service:
         self.metrics = Metrics(self.names[0], config.data_parallel_size)
         self.metrics.config = config_labels(config)
         self.dashboard = self._hub() if options.dashboard else None
+        endpoint = options.otlp_traces_endpoint
+        self.spans = None if endpoint is None else Spans(endpoint)
         self.prompts = PromptEncoder(config)
         self.created = int(time.time())
         self.defaults: Mapping[str, Any] = {}  # the model's own sampling defaults
@@ -134,6 +137,8 @@ class Service:
     async def close(self) -> None:
         if hasattr(self, "client"):
             await self.client.close()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         self.prompts.close()
 
 
