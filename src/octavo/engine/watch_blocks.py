@@ -1,11 +1,11 @@
 """The map of a pool's blocks, from the tables of those that hold them.
 
-Per block there is no Python loop: tables are concatenated, and NumPy does the rest. Two blocks of
-a request may be equal only in the null block. Not here: which requests there are
-(`engine.watcher`), and whether the pool is sound (`core.block_pool`).
+Per block there is no Python loop: tables are concatenated, and NumPy does the rest. Not here: which
+requests there are (`engine.watcher`), and whether the pool is sound (`core.block_pool`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class _Runs:
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
         """(blocks, owners, fills, groups), each with an entry a block."""
         return (
-            np.array(self.blocks, np.intp),
+            _array(self.blocks),
             np.repeat(np.array(self._owners, np.uint16), self._lengths),
             np.repeat(np.array(self._fills, np.uint8), self._fill_lengths),
             np.repeat(np.array(self._groups, np.uint8), self._lengths),
@@ -111,7 +111,7 @@ def _map(pool: BlockPool, runs: _Runs, groups: int, flag: int) -> BlockMap:
         common = several[blocks]
         np.maximum.at(fill, blocks[common], fills[common])
     if pool.num_cached:
-        cached = np.fromiter(pool.cached, np.intp, pool.num_cached)
+        cached = _array(pool.cached)
         flags[cached] |= CACHED
         unheld = cached[holders[cached] == 0]
         owner[unheld], fill[unheld] = SEVERAL, _FULL
@@ -122,6 +122,12 @@ def _map(pool: BlockPool, runs: _Runs, groups: int, flag: int) -> BlockMap:
     shown = min(pool.num_blocks, MOST_BLOCKS)
     arrays = (array[:shown].tobytes() for array in (owner, fill, flags, group))
     return BlockMap(pool.num_blocks, shown, *arrays)
+
+
+def _array(numbers: Collection[int]) -> NDArray[np.intp]:
+    """The numbers as NumPy's indices; `struct` takes half of the time that `np.array` does."""
+    packed = struct.pack(f"={len(numbers)}i", *numbers)
+    return np.frombuffer(packed, np.int32).astype(np.intp)
 
 
 def tables_of(choices: Iterable[Request], groups: int) -> tuple[Table, ...]:

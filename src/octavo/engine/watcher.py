@@ -40,6 +40,8 @@ from octavo.outputs import FinishReason
 T = TypeVar("T")
 
 _Key = tuple[str, int]  # a request's id and the number of a choice
+_Known = tuple[float | None, float | None]  # when it was planned, and its first token
+_Lives = dict[_Key, tuple[_Known, tuple[Mark, ...]]]
 
 
 class Watcher:
@@ -50,6 +52,8 @@ class Watcher:
         self._engine = engine
         self._scheduler: Scheduler = engine.scheduler
         self._marks: dict[_Key, list[Mark]] = {}  # those that nothing else remembers
+        self._lives: _Lives = {}  # of this view
+        self._before: _Lives = {}  # of the last one
         self._rows: dict[str, RequestRow] = {}  # of choice 0, in the last view
         self._ended: deque[RequestRow] = deque(maxlen=MOST_ENDED)
         self._num_ended = self._num_transitions = 0
@@ -68,6 +72,7 @@ class Watcher:
         queue = self._queue(now)
         self._read_policy(queue, now)
         self._read_hold(queue, now)
+        self._before, self._lives = self._lives, {}
         rows = [self._row(request, now) for request in live]
         self._rows = {row.id: row for row in rows if row.choice == 0}
         self._forget()
@@ -132,7 +137,16 @@ class Watcher:
             # Before the transitions that are remembered.
             name: MarkName = "swapped" if request.host_blocks else "preempted"
             self._mark(key, Mark(name, request.waiting_since))
-        return _merged(times, self._marks.get(key, ()))
+        own = self._marks.get(key, [])
+        known = None if times is None else (times.scheduled, times.first)
+        if own or known is None:
+            return _merged(times, own)
+        # Most often nothing is new.
+        life = self._before.get(key)
+        if life is None or life[0] != known:
+            life = known, _merged(times, ())
+        self._lives[key] = life
+        return life[1]
 
     def _mark(self, key: _Key, mark: Mark) -> None:
         """Remember a mark; of too many, those in the middle of a life are forgotten."""
@@ -143,10 +157,11 @@ class Watcher:
 
     def _forget(self) -> None:
         """Forget the marks of choices that have ended."""
-        for request_id, index in list(self._marks):
-            choices = self._scheduler.choices(request_id)
-            if not any(request.index == index for request in choices):
-                del self._marks[request_id, index]
+        for key in [key for key in self._marks if not self._lives_on(*key)]:
+            del self._marks[key]
+
+    def _lives_on(self, request_id: str, index: int) -> bool:
+        return any(request.index == index for request in self._scheduler.choices(request_id))
 
     def _read_ended(self) -> None:
         """Rows of the requests that have ended since the last view."""

@@ -43,6 +43,7 @@ logger = get_logger(__name__)
 
 MOST_READERS = MOST_FOLLOWED  # each may follow a request
 INTERVAL_SECONDS = 0.25  # between updates, at least
+MOST_SECONDS = 5.0  # the same, at most: readers hear that the server lives
 SHARE = 0.005  # of the time that updates may take, engine and server together
 PATIENCE_SECONDS = 1.0  # for a view; then readers hear that there is none
 _MOST_NAMES = 4096
@@ -219,7 +220,8 @@ class Watch:
         """Seconds to wait after an update that took this server `spent`."""
         if view is None:
             return PATIENCE_SECONDS
-        return max(INTERVAL_SECONDS, (view.snapshot.seconds + spent) / SHARE)
+        wanted = (view.snapshot.seconds + spent) / SHARE
+        return min(max(INTERVAL_SECONDS, wanted), MOST_SECONDS)
 
     async def _look(self) -> View | None:
         """The engine's view; None if it does not answer in time."""
