@@ -4,8 +4,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.charts import COLOURS, OTHERS, OURS, TEXT, Bar, Bars, Chart, Line, Lines, svg
 from benchmarks.experiments import common, redraw, slo
+
+from octavo.utils.charts import COLOURS, OTHERS, OURS, TEXT, Bar, Bars, Chart, Line, Lines, svg
 
 NS = "{http://www.w3.org/2000/svg}"
 

@@ -44,8 +44,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("runner",),
     ("engine", "planner"),
-    ("llm", "async_llm", "server", "sim", "bench", "doctor"),
-    ("llm_engine",),
+    ("llm", "async_llm", "server", "bench", "doctor"),
+    ("llm_engine", "sim"),
     ("cli", "entrypoints", "v1"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}

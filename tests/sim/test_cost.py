@@ -1,3 +1,5 @@
+"""The cost of steps that tests use."""
+
 from octavo.sim.cost import LinearCost, StepShape
 
 

@@ -1,3 +1,5 @@
+"""What is not known of a device, or cannot be, is said in one sentence."""
+
 import pytest
 
 from octavo.errors import ConfigError

@@ -19,7 +19,7 @@ from octavo.sim.simulation import Simulation, shape_of
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("draws", range(8))
+@pytest.mark.parametrize("draws", [1, 2, 3, 5, 6, 7, 8])  # the small ones
 def test_skipping_changes_nothing(policy: str, draws: int) -> None:
     """Every time stamp, preemption, block id and cached content."""
     stepwise = simulated(policy, draws, skips=False)
@@ -103,8 +103,10 @@ def _add(engine: Engine, number: int, job: Job) -> None:
         engine.add_request(msgspec.structs.replace(submission, params=params))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("draws", [1, 4, 5, 9])
+# Of the draws, 1 has windows and swaps, 2 recomputes, 6 refuses, 7 swaps.
+@pytest.mark.parametrize(
+    ("policy", "draws"), [*zip(POLICIES, (1, 2, 7, 6, 1, 2), strict=True), ("fifo", 6)]
+)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_plans_are_those_of_an_engine(policy: str, draws: int, ahead: bool) -> None:
     made = case(policy, draws)._replace(max_concurrency=None, plans_ahead=ahead)

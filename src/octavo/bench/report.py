@@ -17,7 +17,7 @@ METRICS = {
     "itl": ("Inter-token Latency", "ITL"),
     "e2el": ("End-to-end Latency", "E2EL"),
 }
-_WIDTH = 50
+WIDTH = 50
 
 
 def metric_names(text: str) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def metric_figures(
         found[f"median_{name}_ms"] = float(np.median(samples))
         found[f"std_{name}_ms"] = float(np.std(samples))
         for p in percentiles:
-            found[f"p{_short(p)}_{name}_ms"] = float(np.percentile(samples, p))
+            found[percentile_key(p, name)] = float(np.percentile(samples, p))
     return found
 
 
@@ -156,43 +156,58 @@ def _peaks(good: Sequence[Outcome]) -> tuple[float, int]:
 
 def table(figures: Mapping[str, Any], names: Sequence[str], percentiles: Sequence[float]) -> str:
     """The printed result."""
-    lines = [_title(" Serving Benchmark Result ", "=")]
-    lines += [_line("Successful requests:", figures["completed"])]
-    lines += [_line("Failed requests:", figures["failed"])]
-    lines += [_line(f"  {kind}:", count) for kind, count in figures["failures"].items()]
+    lines = [title_line(" Serving Benchmark Result ", "=")]
+    lines += [line("Successful requests:", figures["completed"])]
+    lines += [line("Failed requests:", figures["failed"])]
+    lines += [line(f"  {kind}:", count) for kind, count in figures["failures"].items()]
     if figures.get("max_concurrency"):
-        lines += [_line("Maximum request concurrency:", figures["max_concurrency"])]
+        lines += [line("Maximum request concurrency:", figures["max_concurrency"])]
     if figures.get("request_rate") not in (None, "inf"):
-        lines += [_line("Request rate configured (RPS):", figures["request_rate"])]
+        lines += [line("Request rate configured (RPS):", figures["request_rate"])]
     lines += [
-        _line("Benchmark duration (s):", figures["duration"]),
-        _line("Total input tokens:", figures["total_input_tokens"]),
-        _line("Total generated tokens:", figures["total_output_tokens"]),
-        _line("Request throughput (req/s):", figures["request_throughput"]),
+        line("Benchmark duration (s):", figures["duration"]),
+        line("Total input tokens:", figures["total_input_tokens"]),
+        line("Total generated tokens:", figures["total_output_tokens"]),
+        line("Request throughput (req/s):", figures["request_throughput"]),
     ]
     if figures.get("request_goodput") is not None:
-        lines += [_line("Request goodput (req/s):", figures["request_goodput"])]
+        lines += [line("Request goodput (req/s):", figures["request_goodput"])]
     lines += [
-        _line("Output token throughput (tok/s):", figures["output_throughput"]),
-        _line("Peak output token throughput (tok/s):", figures["max_output_tokens_per_s"]),
-        _line("Peak concurrent requests:", figures["max_concurrent_requests"]),
-        _line("Total token throughput (tok/s):", figures["total_token_throughput"]),
-        _line("Processor time of this client (s):", figures["client_cpu_s"]),
+        line("Output token throughput (tok/s):", figures["output_throughput"]),
+        line("Peak output token throughput (tok/s):", figures["max_output_tokens_per_s"]),
+        line("Peak concurrent requests:", figures["max_concurrent_requests"]),
+        line("Total token throughput (tok/s):", figures["total_token_throughput"]),
+        line("Processor time of this client (s):", figures["client_cpu_s"]),
     ]
+    return "\n".join([*lines, *metric_lines(figures, names, percentiles), "=" * WIDTH])
+
+
+def metric_lines(
+    figures: Mapping[str, Any], names: Sequence[str], percentiles: Sequence[float]
+) -> list[str]:
+    """The part of the table for each metric."""
+    lines = []
     for name in names:
         title, short = METRICS[name]
-        lines += [_title(title, "-")]
+        lines += [title_line(title, "-")]
         keys = [("Mean", f"mean_{name}_ms"), ("Median", f"median_{name}_ms")]
-        keys += [(f"P{_short(p)}", f"p{_short(p)}_{name}_ms") for p in percentiles]
-        lines += [_line(f"{label} {short} (ms):", figures.get(key, "-")) for label, key in keys]
-    return "\n".join([*lines, "=" * _WIDTH])
+        keys += [(f"P{_short(p)}", percentile_key(p, name)) for p in percentiles]
+        lines += [line(f"{label} {short} (ms):", figures.get(key, "-")) for label, key in keys]
+    return lines
 
 
-def _title(text: str, rule: str) -> str:
-    return f"{text:{rule}^{_WIDTH}}"
+def percentile_key(percentile: float, name: str) -> str:
+    """Of a metric's percentile among the figures."""
+    return f"p{_short(percentile)}_{name}_ms"
 
 
-def _line(label: str, value: object) -> str:
+def title_line(text: str, rule: str) -> str:
+    """A line of the table that begins a part."""
+    return f"{text:{rule}^{WIDTH}}"
+
+
+def line(label: str, value: object) -> str:
+    """A line of the table."""
     shown = f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else str(value)
     return f"{label:<40} {shown:<9}".rstrip()
 

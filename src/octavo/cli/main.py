@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "pull": "fetch a model into the cache",
     "plan": "what of a model fits on a device, before either is there",
+    "simulate": "how a model would be served on a device, before either is there",
     "doctor": "say what is wrong with a running server, why, and what to set",
     "bench": "run benchmarks, of Octavo alone or against other engines",
 }

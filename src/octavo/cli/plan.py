@@ -15,18 +15,23 @@ _HERE = ("auto", "cpu", "cuda")
 
 def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("plan")
-    known = ", ".join(hardware.CARDS)
-    group.add_argument("--device", type=_device, default="auto", metavar="NAME",
-                       help=f"this machine (auto, cpu, cuda), a card ({known}), or "
-                            f"{hardware.DESCRIBED} (default: auto)")  # fmt: skip
-    group.add_argument("--memory", type=_memory, metavar="SIZE",
-                       help="its memory, such as 40GiB (default: what it has)")  # fmt: skip
+    add_device_flags(group)
     group.add_argument("--lengths", type=_lengths, action="append", default=[],
                        metavar="PROMPT,OUTPUT",
                        help="tokens of requests to count, such as 1000,200 (may be given several "
                             "times)")  # fmt: skip
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_engine_flags(parser, skip=("device",))
+
+
+def add_device_flags(group: argparse._ActionsContainer) -> None:
+    """The flags of a device that need not be here."""
+    known = ", ".join(hardware.CARDS)
+    group.add_argument("--device", type=_device, default="auto", metavar="NAME",
+                       help=f"this machine (auto, cpu, cuda), a card ({known}), or "
+                            f"{hardware.DESCRIBED} (default: auto)")  # fmt: skip
+    group.add_argument("--memory", type=_memory, metavar="SIZE",
+                       help="its memory, such as 40GiB (default: what it has)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

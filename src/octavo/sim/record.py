@@ -6,15 +6,18 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Record:
-    """Times in seconds.
+    """Times in seconds, memory in slots: places of a token in the layers of one KV group.
 
-    firsts, latencies: of each request that ended, to its first token and to its last, and
-    per_token the mean between its tokens, in the order of their ends. gaps: between consecutive
-    tokens of one request; gap_counts: of how many. busy: the time of all steps; the next three are
-    sums over it, weighted by the length of each step: requests running, blocks held, and slots
-    held but not written. refused: requests that never ran, by reason.
+    firsts, latencies: of each request that ended, to its first token and to its end; per_token:
+    the mean between its tokens; in the order of the ends. gaps: between consecutive tokens of one
+    request; gap_counts: of how many. busy: the time of all steps; running, held, unwritten: sums
+    over it of requests that run, slots that they hold, and those of them without a token, each
+    weighted by the length of the step. most_*: at most. recomputed, swapped: preemptions, by what
+    became of the KV; displaced: how many of them made room for a more urgent request. refused:
+    requests that never ran, by reason.
     """
 
+    total_slots: int = 0
     firsts: "array[float]" = field(default_factory=lambda: array("d"))
     latencies: "array[float]" = field(default_factory=lambda: array("d"))
     per_token: "array[float]" = field(default_factory=lambda: array("d"))
@@ -28,33 +31,41 @@ class Record:
     steps: int = 0
     busy: float = 0.0
     running: float = 0.0
-    held_blocks: float = 0.0
-    unwritten_slots: float = 0.0
+    held: float = 0.0
+    unwritten: float = 0.0
     most_running: int = 0
+    most_held: int = 0
+    most_written: int = 0
+    recomputed: int = 0
+    swapped: int = 0
+    displaced: int = 0
     refused: dict[str, int] = field(default_factory=dict)
 
-    def step(self, seconds: float, running: int, blocks: int, unwritten: int) -> None:
+    def step(self, seconds: float, running: int, held: int, unwritten: int) -> None:
         """A step of `seconds`."""
         self.steps += 1
         self.busy += seconds
         self.running += seconds * running
-        self.held_blocks += seconds * blocks
-        self.unwritten_slots += seconds * unwritten
+        self.held += seconds * held
+        self.unwritten += seconds * unwritten
 
     def gap(self, seconds: float, count: int = 1) -> None:
         """`count` requests gained a token so long after the one before it."""
         self.gaps.append(seconds)
         self.gap_counts.append(count)
 
-    def end(self, arrived: float, first: float, last: float, prompt: int, output: int) -> None:
-        """A request ended."""
+    def end(
+        self, arrived: float, first: float, last: float, prompt: int, output: int, end: float
+    ) -> None:
+        """A request ended. first, last: when it gained these tokens; end: when its caller has
+        the whole answer."""
         self.firsts.append(first - arrived)
-        self.latencies.append(last - arrived)
+        self.latencies.append(end - arrived)
         if output > 1:
             self.per_token.append((last - first) / (output - 1))
         self.prompt_tokens += prompt
         self.output_tokens += output
-        self.ended_at = max(self.ended_at, last)
+        self.ended_at = max(self.ended_at, end)
 
     def refuse(self, reason: str) -> None:
         """A request never ran."""

@@ -92,10 +92,20 @@ class Simulation:
                 self.now = max(self.now, self._jobs[self._next].arrival)
             else:
                 break
-        self.record.most_running = self.scheduler.peak_running
-        self.record.cached_tokens = self.scheduler.kv.cache.cached_tokens
-        self.scheduler.close()
+        self._close()
         return self.record
+
+    def _close(self) -> None:
+        scheduler, record = self.scheduler, self.record
+        usage = scheduler.kv.usage()
+        record.total_slots = usage.total_slots
+        record.most_running = scheduler.peak_running
+        record.most_held, record.most_written = usage.most_held_slots, usage.most_written_slots
+        record.cached_tokens = usage.cached_tokens
+        record.swapped = scheduler.num_swap_outs
+        record.recomputed = scheduler.num_preemptions - record.swapped
+        record.displaced = scheduler.num_displaced
+        scheduler.close()
 
     # Requests in.
 
@@ -173,8 +183,14 @@ class Simulation:
         if not step.seconds:
             self._idle(step.plan)
             return
-        self.record.step(step.seconds, step.shape.sequences, step.blocks, step.unwritten)
+        self._note(step.seconds, step.shape.sequences, step.blocks, step.unwritten)
         self._finish(step.plan, self.now + step.seconds)
+
+    def _note(self, seconds: float, running: int, blocks: int, unwritten: int) -> None:
+        """Record a step. unwritten: slots of the rows' last blocks, in one group."""
+        kv = self.scheduler.kv
+        held, unwritten = blocks * kv.block_size, unwritten * kv.num_groups
+        self.record.step(seconds, running, held, unwritten)
 
     def _idle(self, plan: StepPlan) -> None:
         """Nothing can run now: the next request may change that."""
@@ -213,7 +229,7 @@ class Simulation:
         del self._live[request.request_id]
         self.record.end(
             request.arrival_time, request.first_at, request.gained_at,
-            request.num_prompt_tokens, request.num_output_tokens,
+            request.num_prompt_tokens, request.num_output_tokens, self.now,
         )  # fmt: skip
 
     # Skipping.
@@ -226,7 +242,10 @@ class Simulation:
             if not self._may_drain():
                 return False
             self._commit()
-        return self._advance() > 0
+        count = self._advance()
+        if count and self.scheduler.plans_ahead:
+            self._plan()  # as it was while the last step was computed, before what came then
+        return count > 0
 
     def _steps_left(self) -> int:
         """Steps before one in which a request may end; more if all of them were preempted."""
@@ -264,7 +283,7 @@ class Simulation:
         for number in computed:
             new[-number % size] += 1
         shared = self._shared(requests)
-        arrival, is_ahead = self._next_arrival(), self.scheduler.plans_ahead
+        arrival = self._next_arrival()
         step = 0
 
         def end_of(blocks: int) -> float | None:
@@ -274,10 +293,8 @@ class Simulation:
             shape = StepShape(count, count, read, 0, 0, count, True, 0, shared)
             seconds = self._cost.seconds(shape)
             end = self.now + seconds
-            if is_ahead and arrival <= end:
-                return None
             unwritten += size * new[step % size] - count
-            self.record.step(seconds, count, blocks, unwritten)
+            self._note(seconds, count, blocks, unwritten)
             self.record.gap(end - self.now, count)
             read += count
             step += 1
