@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from octavo.config import EngineConfig
 from octavo.core.plan import FULL, CacheSpec, RunnerLimits, StepPlan
 from octavo.core.policy_registry import create_policy
-from octavo.sim.cost import LinearCost
+from octavo.sim.cost import LinearCost, StepShape
 from octavo.sim.requests import Job
 from octavo.sim.simulation import Simulation
 
@@ -20,6 +20,13 @@ POLICIES = (
     "adaptive",
 )
 COST = LinearCost(step=0.004, token=1e-4, read=1e-6, block=1e-4)
+
+
+class SharingCost(NamedTuple):
+    """COST, less for what is read once for several requests."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return COST.seconds(shape) - 0.5 * COST.read * shape.kv_shared
 
 
 def jobs(draw: random.Random, count: int, rate: float, most: int) -> list[Job]:
@@ -73,7 +80,7 @@ def simulated(policy: str, draws: int, **options: Any) -> Simulation:
     """`options` are those of `Simulation`."""
     made = case(policy, draws)
     return Simulation(
-        made.config, made.limits, create_policy(policy), COST, made.jobs,
+        made.config, made.limits, create_policy(policy), SharingCost(), made.jobs,
         plans_ahead=made.plans_ahead, max_concurrency=made.max_concurrency, **options,
     )  # fmt: skip
 

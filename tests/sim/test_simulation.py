@@ -14,6 +14,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.fake import FakeRunner
 from octavo.errors import QueueFullError
 from octavo.params import SamplingParams
+from octavo.sim.cost import StepShape
 from octavo.sim.requests import DRAWN, Job, SimulatedRequest
 from octavo.sim.simulation import Simulation, shape_of
 
@@ -45,6 +46,21 @@ def test_most_steps_of_a_calm_workload_are_skipped(plans_ahead: bool) -> None:
                             plans_ahead=plans_ahead, on_plan=plans.append)  # fmt: skip
     assert simulation.run().steps == 500
     assert len(plans) <= 5 * 8
+
+
+def test_a_common_prefix_is_read_once_for_all_that_decode() -> None:
+    shapes: list[StepShape] = []
+
+    class Spy:
+        def seconds(self, shape: StepShape) -> float:
+            shapes.append(shape)
+            return 0.01
+
+    jobs = [Job(0.0, 40, 30, 0, 1, 35), Job(0.1, 41, 30, 0, 1, 35), Job(0.1, 41, 30)]
+    Simulation(config(), limits(40), FIFOScheduler(), Spy(), jobs).run()
+    assert {shape.kv_shared for shape in shapes if shape.captured} == {0, 32}
+    alone = [shape for shape in shapes if shape.sequences == 1]
+    assert {shape.kv_shared for shape in alone} == {0}
 
 
 class _Custom(FIFOScheduler):
