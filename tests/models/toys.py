@@ -251,12 +251,20 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
 
 
+# Where blocks have their float16 factors, how many, and how large; others: two at the start.
+_FACTORS = {
+    "Q6_K": (208, 1, 1e-4), "Q2_K": (80, 2, 5e-3), "Q3_K": (108, 1, 1e-3), "IQ4_NL": (0, 1, 2e-3),
+    "IQ4_XS": (0, 1, 1e-4),
+}  # fmt: skip
+
+
 def _block_bytes(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
-    """Random K blocks with scales that give values of about 0.1 (no K encoder exists in numpy)."""
+    """Random blocks with scales that give values of about 0.1, of types that numpy has no encoder
+    for."""
     size, width = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(sum(shape))
     raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, width), dtype=np.uint8)
-    at, count, scale = (208, 1, 1e-4) if kind.name == "Q6_K" else (0, 2, 2e-4)
+    at, count, scale = _FACTORS.get(kind.name, (0, 2, 2e-4))
     halves = (rng.normal(0, scale, (*raw.shape[:-1], count))).astype(np.float16)
     raw[..., at : at + 2 * count] = halves.view(np.uint8)
     return raw.reshape(*shape[:-1], -1)
@@ -265,9 +273,9 @@ def _block_bytes(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> np.
 def blocks_of(kind: str, path: Path) -> tuple[Any, Path]:
     """A toy Llama with the values of its GGUF of block type `kind`, and the file.
 
-    Rows of K blocks are multiples of 256 values.
+    Rows of K blocks and of IQ4_XS are multiples of 256 values.
     """
-    size = 256 if kind.endswith("_K") else 64
+    size = 256 if kind.endswith("_K") or kind == "IQ4_XS" else 64
     model = make(
         "llama", hidden_size=size, intermediate_size=size, num_attention_heads=4,
         num_key_value_heads=2, head_dim=size // 4, num_hidden_layers=2,
@@ -323,7 +331,7 @@ def write_gguf(
         stored, stored_kind = values, gguf.GGMLQuantizationType.F32
         if values.ndim == 2 and kind != "F32":
             stored_kind = quant
-            if kind.endswith("_K"):
+            if kind.endswith("_K") or kind.startswith("IQ"):
                 stored = _block_bytes(quant, values.shape)
             else:
                 stored = gguf.quantize(values, quant)

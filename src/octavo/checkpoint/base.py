@@ -38,18 +38,24 @@ class TensorFormat:
         return math.prod(shape) // self.block_values * self.block_bytes
 
 
+def _nothing() -> None:
+    """For a container that has nothing to give back."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in an opened file.
 
     load: its bytes where they lie in the mapped file, in C order and without a copy: a writable
-        buffer (torch takes no other) or a contiguous torch tensor.
+        buffer (torch takes no other) or a contiguous torch tensor. release: gives back the memory
+        of those that were read, if the container can.
     """
 
     file: Path
     shape: tuple[int, ...]
     format: TensorFormat
     load: Callable[[], Any] = field(repr=False, compare=False)
+    release: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:

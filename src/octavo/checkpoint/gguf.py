@@ -26,6 +26,7 @@ from octavo.checkpoint.base import (
     file_size,
     one_line,
 )
+from octavo.checkpoint.mapped import MappedFile
 from octavo.errors import CheckpointError, ModelNotFoundError, shown
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -101,10 +102,8 @@ def read_gguf_header(path: str | os.PathLike[str]) -> GgufHeader:
 def open_file(path: Path) -> OpenedFile:
     """See Container.open."""
     file_size(path, _LEAST)
-    with path.open("rb") as handle:
-        # Private and writable: torch refuses memory that it may not write.
-        data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-    reader = _Reader(data, str(path))
+    file = MappedFile(path)
+    reader = _Reader(file.data, str(path))
     header = reader.header()
     entries = reader.table(header.tensor_count)
     alignment = header.metadata.get("general.alignment", 32)
@@ -118,14 +117,14 @@ def open_file(path: Path) -> OpenedFile:
             raise CheckpointError(
                 f"{path} is damaged: it holds the tensor {shown(entry.name)} twice"
             )
-        tensor = _tensor(path, entry, data, start + entry.offset)
+        tensor = _tensor(path, entry, file, start + entry.offset)
         tensors[entry.name] = tensor
         ends.append((entry.offset, entry.offset + tensor.num_bytes, entry.name))
     _check_apart(path, sorted(ends))
     return OpenedFile(tensors, header.metadata)
 
 
-def _tensor(path: Path, entry: _Entry, data: mmap.mmap, offset: int) -> StoredTensor:
+def _tensor(path: Path, entry: _Entry, file: MappedFile, offset: int) -> StoredTensor:
     name, dims = entry.name, entry.dims
     kind = FORMATS.get(entry.type_number)
     if kind is None:
@@ -140,16 +139,15 @@ def _tensor(path: Path, entry: _Entry, data: mmap.mmap, offset: int) -> StoredTe
         )
     shape = tuple(reversed(dims))
     size = kind.num_bytes(shape)
-    if offset + size > len(data):
+    end = offset + size
+    if end > len(file.data):
         raise CheckpointError(
             f"{path} is cut off: {shown(name)} needs {size} bytes at byte {offset}, the file has "
-            f"{len(data)}"
+            f"{len(file.data)}"
         )
-    return StoredTensor(path, shape, kind, partial(_view, data, offset, offset + size))
-
-
-def _view(data: mmap.mmap, begin: int, end: int) -> memoryview:
-    return memoryview(data)[begin:end]
+    return StoredTensor(
+        path, shape, kind, partial(file.view, offset, end), partial(file.release, offset, end)
+    )
 
 
 def _check_apart(path: Path, places: list[tuple[int, int, str]]) -> None:

@@ -1,6 +1,6 @@
 """The safetensors container, read by its own library.
 
-The library maps the file and checks the header: types, shapes, and tensors that follow one another
+The library checks the header: types, shapes, and tensors that follow one another
 to the file's end without hole or overlap. Errors here add what its own lack: the file, its size,
 the tensor and the sizes that disagree. A name that occurs twice, which it accepts, is refused.
 """
@@ -19,6 +19,7 @@ from octavo.checkpoint.base import (
     file_size,
     name_list,
 )
+from octavo.checkpoint.mapped import MappedFile
 from octavo.errors import CheckpointError, brief, shown
 
 # The limit of the library itself.
@@ -58,11 +59,15 @@ def open_file(path: Path) -> OpenedFile:
     tensors: dict[str, StoredTensor] = {}
     try:
         file: Any = safe_open(path, framework="pt")
+        mapped = MappedFile(path)
         for name in file.keys():  # noqa: SIM118 (no iterator)
             described = file.get_slice(name)
             shape, kind = tuple(described.get_shape()), described.get_dtype()
-            load = partial(file.get_tensor, name)
-            tensors[name] = StoredTensor(path, shape, _format(path, name, kind), load)
+            begin, end = (start + at for at in header[name]["data_offsets"])
+            tensors[name] = StoredTensor(
+                path, shape, _format(path, name, kind), partial(mapped.view, begin, end),
+                partial(mapped.release, begin, end),
+            )  # fmt: skip
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is cut off or damaged ({size} bytes in all): {brief(error)}"

@@ -81,7 +81,7 @@ def check_names(config: EngineConfig) -> None:
     # Imported late: they bring in torch, and the web process checks its options without.
     from octavo.attention import registry as attention_registry
     from octavo.quant import registry as quant_registry
-    from octavo.quant.base import METHODS, quant_config
+    from octavo.quant.base import METHODS, NONE, quant_config
 
     known = attention_registry.names()
     if config.attention_impl not in known:
@@ -90,12 +90,12 @@ def check_names(config: EngineConfig) -> None:
             f"{nearest(config.attention_impl, known)}"
         )
     stored = quant_registry.methods()
-    if config.quantization not in (None, *METHODS, *stored):
+    if config.quantization not in (None, NONE, *METHODS, *stored):
         raise ConfigError(
             f"quantization {config.quantization!r} is not supported"
             f"{nearest(config.quantization or '', [*METHODS, *stored])}; {', '.join(METHODS)} "
             f"quantize any model while it is loaded, {', '.join(stored)} are taken for checkpoints "
-            "that are stored so, and a GGUF file needs no option"
+            f"that are stored so, a GGUF file needs no option, and {NONE!r} dequantizes either"
         )
     own = config.quantization if config.quantization in METHODS else None
     quant_config(own, config.quantization_override)

@@ -5,7 +5,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -127,6 +127,12 @@ class Form:
         """Whether the value is the code plus a constant."""
         return self.values == tuple(range(self.values[0], self.values[0] + len(self.values)))
 
+    def num_bytes(self, rows: int, columns: int) -> int:
+        """Of a weight [rows, columns], without padding."""
+        terms = -(-columns // self.group) * self.terms_dtype.itemsize
+        factors = 2 * -(-columns // SUPER) if self.terms == "super" else 0
+        return rows * (columns * self.bits // 8 + self.num_terms * (terms + factors))
+
     @property
     def terms_dtype(self) -> torch.dtype:
         return _TERMS[self.terms]
@@ -232,6 +238,17 @@ class StoredRows:
     def num_rows(self) -> int:
         return len(self.raw) if self.order is None else len(self.order)
 
+    def rows(self, begin: int, end: int) -> "StoredRows":
+        """Of outputs begin .. end - 1 alone."""
+        order = torch.arange(len(self.raw)) if self.order is None else self.order
+
+        def decode(out: torch.Tensor) -> None:
+            whole = torch.empty((self.num_rows, self.columns), dtype=out.dtype)
+            self.decode(whole)
+            out.copy_(whole[begin:end])
+
+        return replace(self, order=order[begin:end].contiguous(), decode=decode)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
@@ -248,6 +265,11 @@ class StoredMatrix:
         """Neighbouring parts of one block type, which make one product."""
         grouped = itertools.groupby(self.parts, lambda part: part.name)
         return [tuple(parts) for _, parts in grouped]
+
+    def rows(self, begin: int, end: int) -> "StoredMatrix":
+        """Of outputs begin .. end - 1 alone, of a matrix of one tensor."""
+        (part,) = self.parts
+        return StoredMatrix((part.rows(begin, end),))
 
     def values(self, dtype: torch.dtype) -> torch.Tensor:
         """Dequantized, rounded to `dtype`."""

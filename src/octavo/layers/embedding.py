@@ -1,7 +1,10 @@
-"""The token embedding. A tied head uses its own packed copy (`layers.linear`)."""
+"""The token embedding: of values, whose tied head uses a packed copy, or of stored rows, whose
+tied head uses the same (`layers.linear`)."""
 
 import torch
 import torch.nn.functional as F
+
+from octavo.layers.linear import Table
 
 
 class Embedding:
@@ -22,4 +25,21 @@ class Embedding:
             rows = torch.index_select(self.weight, 0, token_ids, out=out)
         else:
             rows = F.embedding(token_ids, self.weight)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+
+
+class StoredEmbedding:
+    """The same of rows that are dequantized when they are looked up, and rounded to `dtype`."""
+
+    __slots__ = ("_scale", "_table", "_type", "_width")
+
+    def __init__(self, table: Table, width: int, dtype: torch.dtype, scale: float = 1.0) -> None:
+        self._table, self._width, self._type = table, width, dtype
+        self._scale = torch.tensor(scale, dtype=dtype).item()
+
+    def forward(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [T] -> [T, H], in `out` or a new tensor."""
+        if out is None:
+            out = torch.empty((len(token_ids), self._width), dtype=self._type)
+        rows = self._table.rows(token_ids, out)
         return rows if self._scale == 1.0 else rows.mul_(self._scale)

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from octavo.kernels.codes import Codes
+from octavo.kernels.codes import Codes, StoredMatrix
 
 # x [rows, in_features] -> [rows, out_features]
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -55,4 +55,32 @@ class Products(Protocol):
 
     def explain(self) -> str:
         """The implementation of the products, in words."""
+        ...
+
+
+class Table(Protocol):
+    """The rows of token embeddings as they are stored, and products with some of them."""
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The rows of `ids` (int64 [T]), dequantized and rounded, in `out` [T, K]."""
+        ...
+
+    def product(self, begin: int, end: int) -> Product:
+        """x -> x W^T with rows begin .. end - 1; begin is a multiple of 32."""
+        ...
+
+
+@runtime_checkable
+class StoredProducts(Protocol):
+    """Optional interface of `Products` that compute on rows as a file stores them."""
+
+    def make_stored(
+        self, weight: StoredMatrix, bias: torch.Tensor | None = None, gate: str = ""
+    ) -> Product:
+        """As `Products.make`. gate: of a weight of gate over up, the activation that
+        `GatedProduct.gated` will be asked for: the product may have no other form."""
+        ...
+
+    def table(self, weight: StoredMatrix) -> Table:
+        """Of rows of one block type."""
         ...

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from octavo.kernels.codes import StoredMatrix
 from octavo.models.sharding import Cut
 from octavo.models.spec import ModelSpec
 from octavo.quant import base as quant
@@ -19,6 +20,11 @@ from octavo.quant import base as quant
 class Parameters(Protocol):
     """Where a model's parameters come from, one module at a time and each once."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        ...
+
     def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Their values stacked along the first dimension, in `dtype` (None: the model's)."""
         ...
@@ -26,6 +32,10 @@ class Parameters(Protocol):
     def matrix(self, method: str, *names: str) -> "torch.Tensor | quant.Codes":
         """The same of the weights of a product, or their codes where `method`, by which the
         product is computed, can use the stored ones."""
+        ...
+
+    def stored(self, *names: str) -> StoredMatrix | None:
+        """Their rows where the file has them, if all of them are stored in blocks, for STORED."""
         ...
 
 

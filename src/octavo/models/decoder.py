@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from octavo.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 from octavo.dist.base import SINGLE, Group
-from octavo.kernels.codes import round_to_codes
+from octavo.kernels.codes import StoredMatrix, round_to_codes
 from octavo.kernels.dispatch import Ops
 from octavo.layers.attention import Attention
-from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Product, Products
+from octavo.layers.embedding import Embedding, StoredEmbedding
+from octavo.layers.linear import Product, Products, StoredProducts, Table
 from octavo.layers.mlp import GatedMLP, Mlp
 from octavo.layers.norm import DividedRowNorms, HeadNorm, LayerNorm, NormSpec, RMSNorm, RowNorm
 from octavo.layers.rope import QueryTemperature, RopeSpec, cos_sin_table, query_cos_sin_table
@@ -277,10 +277,10 @@ class Decoder:
         self._quantization = quantization
         self._group = group
         self._cuts = self.parameter_cuts(spec) if group.size > 1 else {}
-        embed = parameters.take(self.EMBEDDING)
-        self.embed = Embedding(embed, spec.embedding_scale).forward
+        embed = self._make_embedding()
         self._tables: dict[tuple[RopeSpec | None, QueryTemperature | None], torch.Tensor] = {}
-        self._window, self._device = window, embed.device
+        self._window = window
+        self._device = embed.device if isinstance(embed, torch.Tensor) else torch.device("cpu")
         self.attention_specs = local_attention(self.describe_attention(spec), group.size)
         self._layers = [self._layer(number).forward for number in range(spec.num_layers)]
         last = spec.layers[-1].residual_scale
@@ -320,18 +320,71 @@ class Decoder:
         """For each op, what serves it and why."""
         return {"linear": self._products.explain(), **self._ops.explain()}
 
-    def _make_head(self, embed: torch.Tensor, most_rows: int) -> Product:
+    def _make_embedding(self) -> torch.Tensor | Table:
+        """The table that `embed` looks up in: values, or rows as they are stored."""
+        spec, quantization = self.spec, self._quantization
+        method = quantization.method(quant.HEAD) if spec.tie_embeddings else quantization.default
+        rows = self._stored(method, self.EMBEDDING)
+        if rows is None:
+            weight = self._parameters.take(self.EMBEDDING)
+            self.embed = Embedding(weight, spec.embedding_scale).forward
+            return weight
+        table, dtype = self._on_stored.table(rows), self._parameters.dtype
+        self.embed = StoredEmbedding(table, spec.hidden_size, dtype, spec.embedding_scale).forward
+        return table
+
+    def _stored(self, method: str, *names: str) -> StoredMatrix | None:
+        """Rows as they are stored, if `method` computes on them."""
+        return self._parameters.stored(*names) if method == quant.STORED else None
+
+    @property
+    def _on_stored(self) -> StoredProducts:
+        products = self._products
+        assert isinstance(products, StoredProducts), "the device says that it computes on blocks"
+        return products
+
+    def _make_head(self, embed: torch.Tensor | Table, most_rows: int) -> Product:
         """From hidden states [R, H] to logits [R, num_ids].
 
         embed: the head of a tied model. most_rows: of one step.
         """
         spec, method = self.spec, self._quantization.method(quant.HEAD)
-        head = embed if spec.tie_embeddings else self._parameters.matrix(method, self.HEAD)
+        if not spec.tie_embeddings:
+            if (rows := self._stored(method, self.HEAD)) is not None:
+                return self._stored_head(rows)
+            head = self._parameters.matrix(method, self.HEAD)
+        elif isinstance(embed, torch.Tensor):
+            head = embed
+        else:
+            return self._head_of_table(embed)
+        method = self._quantization.method_of(quant.HEAD, head)
         if self._group.size > 1:
             return self._divided_head(head, most_rows, method)
         if spec.num_ids < spec.vocab_size:
             head = _rows_of(head, lambda rows: rows[: spec.num_ids])
         return self._products.make(head, None, most_rows, method)
+
+    def _stored_head(self, head: StoredMatrix) -> Product:
+        """Of rows as they are stored: all, of which those of ids are used, or this rank's share."""
+        spec, group = self.spec, self._group
+        if group.size == 1:
+            return self._on_stored.make_stored(head.rows(0, spec.num_ids))
+        share = vocabulary(spec.num_ids, spec.vocab_size).share(group.size)
+        return self._gathered(self._on_stored.make_stored(head), share - head.shape[0])
+
+    def _head_of_table(self, table: Table) -> Product:
+        """The head that is tied to stored rows: of all ids, or this rank's share of them."""
+        ids, group = self.spec.num_ids, self._group
+        if group.size == 1:
+            return table.product(0, ids)
+        cut = vocabulary(ids, self.spec.vocab_size)
+        begin, end = cut.parts(Shard.of(group))[0]
+        return self._gathered(table.product(begin, end), cut.share(group.size) - (end - begin))
+
+    def _gathered(self, product: Product, padding: int) -> Product:
+        """All logits, of each rank's share of them and so many columns of padding."""
+        ids, group, more = self.spec.num_ids, self._group, (0, padding)
+        return lambda hidden: group.all_gather(F.pad(product(hidden), more))[:, :ids].contiguous()
 
     def _divided_head(
         self, head: torch.Tensor | quant.Codes, most_rows: int, method: str
@@ -380,11 +433,12 @@ class Decoder:
 
     def _mlp(self, number: int, at: str) -> Mlp:
         """Of a layer; a class of a family with another one has its own."""
+        activation = self.spec.layers[number].activation
         return GatedMLP(
             self._ops,
-            self._product(at, "gate_up_proj", self.spec.mlp_bias),
+            self._product(at, "gate_up_proj", self.spec.mlp_bias, activation),
             self._product(at, "down_proj", self.spec.mlp_bias),
-            self.spec.layers[number].activation,
+            activation,
         )
 
     def _attention(self, number: int, at: str) -> Attention:
@@ -432,18 +486,26 @@ class Decoder:
             self._tables[key] = table.to(self._device)
         return self._tables[key]
 
-    def _product(self, at: str, name: str, has_bias: bool) -> Product:
-        """The product `name` of a part of a layer; the weights that it joins are stacked."""
-        names = (name,) if self.spec.family.fused else _JOINED.get(name, (name,))
+    def _product(self, at: str, name: str, has_bias: bool, gate: str = "") -> Product:
+        """The product `name` of a part of a layer; the weights that it joins are stacked.
+
+        gate: the activation of a gate, which is the first half of its outputs.
+        """
+        parts = (name,) if self.spec.family.fused else _JOINED.get(name, (name,))
+        names = [f"{at}{part}.weight" for part in parts]
         component = f"{at}{name}".removeprefix("model.")
-        weight = self._parameters.matrix(
-            self._quantization.method(component), *(f"{at}{part}.weight" for part in names)
-        )
-        method = self._quantization.method_of(component, weight)
-        bias, group = None, self._group
-        is_sum = group.size > 1 and self._cuts[f"{at}{names[0]}.weight"].kind == "row"
+        method, group = self._quantization.method(component), self._group
+        rows = self._stored(method, *names)
+        weight = self._parameters.matrix(method, *names) if rows is None else None
+        bias = None
+        is_sum = group.size > 1 and self._cuts[names[0]].kind == "row"
         if has_bias and not (is_sum and group.rank > 0):
-            bias = self._parameters.take(*(f"{at}{part}.bias" for part in names))
+            bias = self._parameters.take(*(f"{at}{part}.bias" for part in parts))
+        if weight is None:
+            assert rows is not None
+            product = self._on_stored.make_stored(rows, bias, "" if is_sum else gate)
+            return (lambda x: group.all_reduce(product(x))) if is_sum else product
+        method = self._quantization.method_of(component, weight)
         if is_sum:
             return self._sum_of_products(weight, bias, method)
         return self._products.make(weight, bias, method=method)

@@ -39,8 +39,9 @@ from octavo.models.sharding import (
 )
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Upload, Weights
-from octavo.quant.base import FP8, INT4, INT8, NONE, QuantConfig, quant_config
+from octavo.quant.base import FP8, HEAD, INT4, INT8, NONE, STORED, QuantConfig, quant_config
 from octavo.quant.registry import check_agrees
+from octavo.quant.tensors import form_of
 from octavo.text.loading import num_ids
 
 logger = get_logger(__name__)
@@ -144,6 +145,8 @@ class Outline:
         shard: None: of this rank.
         """
         shapes = self._shapes(Shard.of(self.group) if shard is None else shard)
+        if self.quantization.default == STORED:
+            return self._bytes_of_blocks(shapes)
         if self.spec.quantization is not None and self.quantization.default != NONE:
             return self._stored_bytes(shapes)
         products = self.architecture.product_weights(self.spec)
@@ -152,6 +155,25 @@ class Outline:
             name: math.prod(shape) * (bits if name in products else self._bits) // 8
             for name, shape in shapes.items()
         }
+
+    def _bytes_of_blocks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Of parameters of these shapes, those in blocks as they are computed on."""
+        architecture = self.architecture
+        table = architecture.gguf_tensors(self.spec)
+        forms = {
+            table[name].parameter: form_of(tensor.format)
+            for name, tensor in self.checkpoint.tensors.items()
+            if name in table
+        }
+        products = architecture.product_weights(self.spec)
+        if not self.spec.tie_embeddings or self.quantization.method(HEAD) == STORED:
+            products |= {architecture.EMBEDDING}
+        found: dict[str, int] = {}
+        for name, shape in shapes.items():
+            form = forms.get(name) if name in products else None
+            plain = math.prod(shape) * self._bits // 8
+            found[name] = plain if form is None else form.num_bytes(*shape)
+        return found
 
     def _stored_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Of parameters of these shapes, as they are stored, in whatever parts."""
@@ -239,7 +261,7 @@ def outline(
     """What is known of a model that `describe` has found. Raises as `prepare`."""
     checkpoint, spec, window = description
     architecture = registry.decoder_class(spec.family)
-    quantization = _quantization(config, spec, architecture.components(spec), device)
+    quantization = _quantization(config, checkpoint, spec, architecture.components(spec), device)
     if group.size > 1:
         _check_size(config.model, checkpoint, spec, architecture, quantization, group.size)
     return Outline(
@@ -331,7 +353,11 @@ def _with_ids(config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec) -> 
 
 
 def _quantization(
-    config: EngineConfig, spec: ModelSpec, components: Sequence[str], device: QuantizingDevice
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    components: Sequence[str],
+    device: QuantizingDevice,
 ) -> QuantConfig:
     """What the options and the checkpoint ask for. Raises ConfigError where they disagree, or ask
     for what the device does not have."""
@@ -341,6 +367,10 @@ def _quantization(
     if computed not in (None, NONE, *device.quantization):
         logger.info("device %r has no %s products: weights are dequantized", device.name, computed)
         computed = NONE
+    if config.quantization == NONE:
+        computed = None if stored is None else NONE
+    elif stored is None and config.quantization is None and _holds_blocks(checkpoint):
+        computed = STORED if STORED in device.quantization else None
     found = quant_config(config.quantization, config.quantization_override, computed)
     found.check(components)
     if lacking := sorted(found.methods - {NONE, *device.quantization}):
@@ -352,6 +382,10 @@ def _quantization(
     if stored is not None:
         logger.info("weights: %s", stored.explain())
     return found
+
+
+def _holds_blocks(checkpoint: Checkpoint) -> bool:
+    return any(form_of(tensor.format) is not None for tensor in checkpoint.tensors.values())
 
 
 def _check_size(

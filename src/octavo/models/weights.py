@@ -16,6 +16,7 @@ import torch
 from octavo import progress
 from octavo.checkpoint.base import Checkpoint, Naming, StoredTensor, name_list
 from octavo.errors import CheckpointError, shown
+from octavo.kernels.codes import StoredMatrix, StoredRows
 from octavo.log import get_logger
 from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
@@ -31,6 +32,7 @@ from octavo.quant.tensors import (
     read_into,
     region_bytes,
     same_bytes,
+    stored_rows,
 )
 
 logger = get_logger(__name__)
@@ -87,6 +89,11 @@ class Weights:
         self._check()
         self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Parameters.dtype."""
+        return self._dtype
+
     def take(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See Parameters.take; the result is a new tensor."""
         shapes = [self._local_shape(name) for name in names]
@@ -115,6 +122,35 @@ class Weights:
                 return found.map(self._moved)
             return found
         return self.take(*names).flatten(0, -2)
+
+    def stored(self, *names: str) -> StoredMatrix | None:
+        """See Parameters.stored; None, too, where a cut tears blocks."""
+        parts: list[StoredRows | None] = []
+        for name in names:
+            if name in self._quantized or self._sources[name].shift:
+                return None
+            source = self._sources[name]
+            parts += [self._rows(source, region) for region in self._regions(name)]
+        found = tuple(part for part in parts if part is not None)
+        if len(found) < len(parts):
+            return None
+        for name in names:
+            del self._sources[name]
+        return StoredMatrix(found)
+
+    def _rows(self, source: Source, region: Region | None) -> StoredRows | None:
+        order = None
+        if source.heads:
+            numbers = torch.arange(_num_rows(source.tensor, region)).unsqueeze(1)
+            order = _plain_order(numbers, _num_heads(source, region)).flatten()
+
+        def release() -> None:
+            self._advance(source, region)
+            source.tensor.release()
+
+        return stored_rows(
+            source.tensor, region, order, lambda out: self._read(source, out, region), release
+        )
 
     def progress(self) -> AbstractContextManager[progress.Phase]:
         """The reading as a phase, in bytes of the files."""
@@ -160,6 +196,7 @@ class Weights:
         codes = read_codes(source.tensor, region)
         assert codes is not None
         self._advance(source, region)
+        source.tensor.release()
         if not source.heads:
             return codes
         heads = _num_heads(source, region)
@@ -186,6 +223,7 @@ class Weights:
             parts[ending] = torch.empty(shape, dtype=part.dtype)
             read_into(source.tensor, parts[ending], self._decoder, where)
             self._advance(source, where)
+            source.tensor.release()
         found = self._decode(name, parts)
         return found if region is None else _rest_of_cut(found, region, stored.values())
 
@@ -223,19 +261,25 @@ class Weights:
     def _fill(self, source: Source, out: torch.Tensor, region: Region | None) -> None:
         if self._upload is not None:
             self._upload(out, lambda begin, end, host: read_into(
-                source.tensor, host, self._decoder, _rows(source.tensor, region, begin, end)
+                source.tensor, host, self._decoder, _some_rows(source.tensor, region, begin, end)
             ))  # fmt: skip
             if source.heads:
                 out.copy_(_plain_order(out, _num_heads(source, region)))
-        elif source.heads:
-            stored = torch.empty_like(out)
-            read_into(source.tensor, stored, self._decoder, region)
-            out.copy_(_plain_order(stored, _num_heads(source, region)))
         else:
-            read_into(source.tensor, out, self._decoder, region)
+            self._read(source, out, region)
         if source.shift:
             out.add_(source.shift)
         self._advance(source, region)
+        source.tensor.release()
+
+    def _read(self, source: Source, out: torch.Tensor, region: Region | None) -> None:
+        """Into host memory, in Hugging Face's order of rows."""
+        if not source.heads:
+            read_into(source.tensor, out, self._decoder, region)
+            return
+        stored = torch.empty_like(out)
+        read_into(source.tensor, stored, self._decoder, region)
+        out.copy_(_plain_order(stored, _num_heads(source, region)))
 
     def _advance(self, source: Source, region: Region | None = None) -> None:
         self._phase.advance(region_bytes(source.tensor, region))
@@ -361,7 +405,7 @@ def _num_rows(tensor: StoredTensor, region: Region | None) -> int:
     return end - begin
 
 
-def _rows(tensor: StoredTensor, region: Region | None, begin: int, end: int) -> Region:
+def _some_rows(tensor: StoredTensor, region: Region | None, begin: int, end: int) -> Region:
     """Of rows begin .. end - 1 of a region alone."""
     (first, _), *others = region or tuple((0, size) for size in tensor.shape)
     return ((first + begin, first + end), *others)

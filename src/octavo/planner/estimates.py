@@ -7,7 +7,7 @@ from octavo.attention.base import CacheLayout
 from octavo.config import EngineConfig
 from octavo.models.loader import Outline, position_bytes
 from octavo.planner.target import PlannedDevice
-from octavo.quant.base import FP8, HEAD, INT4, INT8
+from octavo.quant.base import FP8, HEAD, INT4, INT8, STORED
 from octavo.runner import step_memory
 from octavo.runner.kv_cache import KVLayout
 
@@ -45,10 +45,8 @@ def estimate(
             loaded["left by quantizing"] = _QUANTIZING
     loaded["tables of positions"] = position_bytes(outline.spec) * outline.window
     if device.shares_host_memory:
-        if outline.spec.tie_embeddings:
+        if outline.spec.tie_embeddings and outline.quantization.method(HEAD) != STORED:
             loaded["head (a copy of the embedding)"] = _head_bytes(outline)
-        if stored := sum(tensor.num_bytes for tensor in outline.checkpoint.tensors.values()):
-            loaded["pages of the files"] = stored // outline.group.size
         loaded["tokenizer"] = _TOKENIZER_ID * outline.spec.num_ids
     step = _step_bytes(outline, config)
     captured = 0

@@ -20,6 +20,7 @@ from octavo.kernels.codes import Codes as Codes
 from octavo.kernels.codes import Form
 
 NONE, INT8, INT4, FP8 = "none", "int8", "int4", "fp8"
+STORED = "stored"  # blocks of a file, each product in the types that it is stored in
 METHODS = (INT8, INT4, FP8)  # names that `quantization=` takes
 HEAD = "lm_head"
 
@@ -180,14 +181,14 @@ def quant_config(
     stored: the method that computes on a checkpoint's own quantized weights; its head is as
     stored. The head stays at 8 bits under int4: its errors reach the tokens undamped.
     """
-    if stored is None and quantization is not None and quantization not in METHODS:
+    if stored is None and quantization not in (None, NONE, *METHODS):
         raise ConfigError(
-            f"quantization {quantization!r} is not supported{nearest(quantization, METHODS)}; "
-            f"known: {', '.join(METHODS)}"
+            f"quantization {quantization!r} is not supported{nearest(str(quantization), METHODS)}; "
+            f"known: {', '.join((*METHODS, NONE))}"
         )
     pairs = tuple(_override(part) for part in (override or "").split(",") if part.strip())
     if stored is not None:
-        return QuantConfig(stored, NONE, pairs, as_stored=True)
+        return QuantConfig(stored, STORED if stored == STORED else NONE, pairs, as_stored=True)
     default = quantization or NONE
     return QuantConfig(default, INT8 if default == INT4 else default, pairs)
 

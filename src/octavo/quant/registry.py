@@ -10,7 +10,7 @@ from typing import Any
 from octavo.errors import CheckpointError, ConfigError, shown
 from octavo.quant import gguf
 from octavo.quant.awq import Awq
-from octavo.quant.base import METHODS, BlockCodec, CheckpointQuantization, QuantizationFields
+from octavo.quant.base import METHODS, NONE, BlockCodec, CheckpointQuantization, QuantizationFields
 from octavo.quant.fp8 import CompressedTensors, Fp8
 from octavo.quant.gptq import Gptq
 
@@ -73,8 +73,8 @@ def check_agrees(quantization: str | None, stored: CheckpointQuantization | None
             f"-{str(quantization).upper()}), or leave the option out; int4 and int8 quantize any "
             "model while it is loaded"
         )
-    if stored is not None and quantization not in (None, stored.METHOD):
+    if stored is not None and quantization not in (None, NONE, stored.METHOD):
         raise ConfigError(
             f"quantization is {quantization!r}, but the checkpoint's weights are quantized with "
-            f"{stored.METHOD!r} already; leave the option out"
+            f"{stored.METHOD!r} already; leave the option out, or dequantize them with 'none'"
         )

@@ -6,7 +6,7 @@ import torch
 
 from octavo.checkpoint.base import StoredTensor, TensorFormat
 from octavo.errors import CheckpointError
-from octavo.kernels.codes import GroupedCodes
+from octavo.kernels.codes import Form, GroupedCodes, StoredRows
 from octavo.quant.base import BlockCodec, Codes, Region
 from octavo.quant.registry import BLOCKS
 
@@ -22,6 +22,12 @@ def dtype_of(form: TensorFormat) -> torch.dtype | None:
         dtype: torch.dtype = getattr(torch, form.dtype)
         return dtype
     return torch.float32 if form.name in BLOCKS else None
+
+
+def form_of(form: TensorFormat) -> Form | None:
+    """The codes that blocks of a format hold; None for plain numbers."""
+    codec = BLOCKS.get(form.name)
+    return None if codec is None else codec.form
 
 
 def holds_codes(tensor: StoredTensor) -> bool:
@@ -108,6 +114,28 @@ def read_codes(tensor: StoredTensor, region: Region | None = None) -> Codes | No
     minimum = scale * codec.form.values[0]
     whole = Codes(grouped.codes, scale, minimum + offset[0] if offset else minimum, 32, 4)
     return whole.columns(begin - start, end - start)
+
+
+def stored_rows(
+    tensor: StoredTensor,
+    region: Region | None,
+    order: torch.Tensor | None,
+    decode: Callable[[torch.Tensor], None],
+    release: Callable[[], None],
+) -> StoredRows | None:
+    """Rows of a matrix of blocks, where they lie; None for another format, or a region that tears
+    blocks. order, decode, release: as of `StoredRows`."""
+    codec, form = BLOCKS.get(tensor.format.name), tensor.format
+    if codec is None or len(tensor.shape) != 2:
+        return None
+    rows, columns = region or tuple((0, size) for size in tensor.shape)
+    if any(border % form.block_values for border in columns):
+        return None
+    first, last = (border // form.block_values * form.block_bytes for border in columns)
+    raw = read_bytes(tensor).view(tensor.shape[0], -1)[slice(*rows), first:last]
+    return StoredRows(
+        form.name, codec.form, raw, columns[1] - columns[0], order, decode, release
+    )  # fmt: skip
 
 
 def grouped_codes(codec: BlockCodec, raw: torch.Tensor) -> GroupedCodes:

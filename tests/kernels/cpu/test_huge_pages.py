@@ -65,3 +65,20 @@ def test_freed_memory_stays_and_is_used_again():
 
     found = [faults() for _ in range(5)]
     assert min(found) < 100, found  # 24 MB have 5,860 pages of 4 KiB
+
+
+def test_an_arena_gives_memory_that_overlaps_nothing(monkeypatch):
+    monkeypatch.setattr(huge_pages, "_CHUNK", 1 << 16)
+    arena = huge_pages.Arena()
+    shapes = [(3,), (5, 7), (40_000,), (0,), (10_000,), (200_000,)]
+    tensors = [arena.empty(shape, torch.int32).fill_(i) for i, shape in enumerate(shapes)]
+    assert [tuple(tensor.shape) for tensor in tensors] == shapes
+    assert all(bool((tensor == i).all()) for i, tensor in enumerate(tensors))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+    places = arena.close()
+    assert all(
+        any(start <= tensor.data_ptr() < end for start, end in places)
+        for tensor in tensors
+        if tensor.numel()
+    )
+    assert arena.close() == []

@@ -237,6 +237,18 @@ GGUF_PACK = Arguments(
     factors=_POINTER,
 )  # fmt: skip
 
+# -- rows of codes (see `code_rows`) --------------------------------------------------------------
+
+# ids: int64 [rows]; out: out_stride bytes a row; columns: values of a row; blocks: of 16 of them;
+# terms_size, factors_size: bytes of a panel; group_blocks: blocks of a group; table: float32, the
+# values of codes.
+CODE_ROWS = Arguments(
+    "code_rows:rows",
+    counter=_COUNTER, rows=Kind.ROWS, ids=_POINTER, out=_POINTER, out_stride=_I64, columns=_I64,
+    codes=_POINTER, terms=_POINTER, terms_size=_I64, factors=_POINTER, factors_size=_I64,
+    table=_POINTER, blocks=_I64, group_blocks=_I64,
+)  # fmt: skip
+
 # -- sampling (see `sampling`) ------------------------------------------------------------------
 
 # The status of an item.

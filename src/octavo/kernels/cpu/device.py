@@ -50,7 +50,7 @@ class CpuDevice:
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float32)
 
     def __init__(self, config: EngineConfig) -> None:
-        self._huge_pages = config.huge_pages
+        self._huge_pages, self._weights = config.huge_pages, huge_pages.Arena()
         self._dtype, self._kv_dtype = config.dtype, config.kv_cache_dtype
         self._ranks = config.tensor_parallel_size
         openmp.check_fork()
@@ -94,7 +94,7 @@ class CpuDevice:
 
     def loading(self) -> AbstractContextManager[None]:
         """Put weights into huge pages, unless the configuration forbids it."""
-        return huge_pages.loading() if self._huge_pages else contextlib.nullcontext()
+        return huge_pages.loading(self._weights) if self._huge_pages else contextlib.nullcontext()
 
     def memory(self) -> MachineMemory:
         return memory.measure()

@@ -23,22 +23,59 @@ from octavo.log import get_logger
 logger = get_logger(__name__)
 
 HUGE = 2**21
+_LINE, _CHUNK = 64, 2**28  # bytes of a cache line; of address space that is asked for at once
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_FROM_HEAP = 2**25  # the largest threshold that glibc accepts
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+class Arena:
+    """Memory for weights, one after the other, in huge pages from the first touch on.
+
+    Nothing is copied to move there, and no weight ends a page of its own. What is freed stays with
+    its chunk until all of the chunk is.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, int]] = []
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As torch.empty."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        room = -(-size // _LINE) * _LINE
+        if room > self._rest.numel():
+            self._begin(max(room, _CHUNK))
+        taken, self._rest = self._rest[:size], self._rest[room:]
+        return taken.view(dtype).view(shape)
+
+    def _begin(self, size: int) -> None:
+        """A chunk of address space: a page of it is memory once it is written."""
+        chunk = torch.empty(size + HUGE, dtype=torch.uint8)
+        request(chunk)
+        start = chunk.data_ptr()
+        self._chunks.append((start, start + chunk.numel()))
+        self._rest = chunk[-start % HUGE :]
+
+    def close(self) -> list[tuple[int, int]]:
+        """Hand out no more of the last chunk; where all of them are."""
+        found, self._chunks = self._chunks, []
+        self._rest = torch.empty(0, dtype=torch.uint8)
+        return found
+
+
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
+def loading(arena: Arena | None = None) -> Iterator[None]:
     """Memory allocated inside is in huge pages: from the heap, or moved there at the end.
 
-    Do not leave with large untouched reservations: they would be backed by memory.
+    arena: where some of it comes from. Do not leave with other large untouched reservations: they
+    would be backed by memory.
     """
     prepare_heap()
     before = list(_private_ranges())
     yield
-    collapse(before)
+    collapse([*before, *(arena.close() if arena else ())])
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from octavo.kernels.codes import Codes, round_to_codes
 from octavo.kernels.cpu import gemm_int8_call as gemm
 from octavo.kernels.cpu.gemm_int8_call import PackedWeight
 
-INT8, INT4 = "int8", "int4"
+INT8, INT4, STORED = "int8", "int4", "stored"
 _LIMIT = 127.0
 _ROWS = 4096
 
