@@ -56,12 +56,22 @@ def test_a_sweep_of_a_flag_of_the_engine_and_its_chart(
 
 
 @pytest.mark.parametrize(
-    "sweep", ["request_rate=1,100", "scheduler=fifo,priority", "enable_prefix_caching=true,false"]
+    ("sweep", "values"),
+    [
+        ("request_rate=1,100", ["1", "100"]),
+        ("scheduler=fifo; slo,p99_itl_ms=50", ["fifo", "slo,p99_itl_ms=50"]),
+        ("enable_prefix_caching=true,false", ["true", "false"]),
+        ("model=llama-3.1-8b,llama-3.2-1b", ["llama-3.1-8b", "llama-3.2-1b"]),
+        ("memory=38GiB,40GiB", ["38GiB", "40GiB"]),
+    ],
 )
-def test_other_sweeps(sweep: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_sweeps(sweep: str, values: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, *SMALL, "--sweep", sweep]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == sweep.partition("=")[2].split(",")
+    assert [line.split()[0] for line in lines[1:3]] == values
+    assert (lines[1].split()[1:] != lines[2].split()[1:]) == sweep.startswith(
+        ("req", "sch", "model")
+    )
 
 
 def test_a_trace_and_a_named_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,8 @@ def _result_flags(parser: Parser) -> None:
     group.add_argument("--static", action="store_true", help="also simulate static batching over "
                        "contiguous memory, for comparison")  # fmt: skip
     group.add_argument("--sweep", metavar="FLAG=V,V", help="simulate once for each value of a "
-                       "flag, such as max_num_seqs=64,128,256 or request_rate=2,4,8")  # fmt: skip
+                       "flag, such as max_num_seqs=64,128,256; values with commas are separated "
+                       "by semicolons")  # fmt: skip
     group.add_argument("--chart", type=Path, metavar="FILE",
                        help="write a chart of the sweep, as SVG")  # fmt: skip
     group.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -158,7 +159,8 @@ def _runs(args: argparse.Namespace) -> tuple[str, list[tuple[str, argparse.Names
             f"--sweep {args.sweep}: {name!r} is no flag that a sweep can change"
             f"{nearest(name, known)}"
         )
-    values = [value.strip() for value in text.split(",") if value.strip()]
+    separator = ";" if ";" in text else ","  # as values with commas in them are separated
+    values = [value.strip() for value in text.split(separator) if value.strip()]
     if len(values) < 2 or len(values) > _MOST_VALUES:
         raise ConfigError(
             f"--sweep {args.sweep}: give 2 to {_MOST_VALUES} values, such as {name}=64,128,256"
@@ -173,10 +175,10 @@ def _with(parser: Parser, args: argparse.Namespace, name: str, value: str) -> ar
     word = [f"{flag_name(name)}={value}"]
     if value in ("true", "false") and _is_switch(name):
         word = [flag_name(name) if value == "true" else f"--no-{name.replace('_', '-')}"]
-    found = parser.parse_args(word, copy.copy(args))
-    if name != "model":
-        found.model = args.model
-    return found
+    given = copy.copy(args)
+    if name == "model":  # of which one may be given
+        given.model = EngineConfig.model
+    return parser.parse_args(word, given)
 
 
 def _is_switch(name: str) -> bool:
