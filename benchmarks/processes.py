@@ -76,12 +76,12 @@ class EngineProcess:
         """
         pid = self._process.pid
         _forget_peaks(pid)
-        own, machine, begin = _tree_seconds(pid), _machine_seconds(), time.perf_counter()
+        own, machine, begin = _tree_seconds(pid), machine_seconds(), time.perf_counter()
         self._tell({"jobs": [[job.prompt, job.max_tokens] for job in jobs]})
         while (result := self._hear())["event"] == "progress":
             progress(result["done"])
         span = time.perf_counter() - begin
-        own, machine = _tree_seconds(pid) - own, _machine_seconds() - machine
+        own, machine = _tree_seconds(pid) - own, machine_seconds() - machine
         del result["event"]
         return {
             **result,
@@ -174,7 +174,7 @@ def _tree_seconds(root: int) -> float:
     return total / _TICKS
 
 
-def _machine_seconds() -> float:
+def machine_seconds() -> float:
     """Processor seconds that the whole machine has spent busy."""
     try:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]

@@ -28,6 +28,7 @@ def test_a_batch_ends_with_its_last_answer() -> None:
     assert sum(record.gap_counts) == record.output_tokens - 3
     assert (record.steps, record.busy, record.most_running) == (7, 7.0, 2)
     assert record.most_held == 320
+    assert record.most_written == 26  # what is computed after an answer is not of one
     assert record.running / record.busy == pytest.approx((2 * 5 + 2) / 7)
 
 

@@ -60,7 +60,8 @@ def add_arguments(parser: Parser) -> None:
         group.add_argument(flag_name(name), type=float, metavar="NUMBER",
                            help=f"{unit}, {what} (default: of the data sheet)")  # fmt: skip
     group.add_argument("--calibration", type=Path, metavar="FILE",
-                       help="cpu: measurements that were saved (default: measure now)")  # fmt: skip
+                       help="cpu: measurements, saved there if it is not there yet "
+                            "(default: measure now)")  # fmt: skip
     _workload_flags(parser)
     _result_flags(parser)
     add_engine_flags(parser, skip=("device", "seed"))

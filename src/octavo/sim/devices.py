@@ -57,8 +57,9 @@ def step_cost(
     """The cost of steps of `config` on `device`: this machine's processor ("cpu"), a card by its
     name, or one that `rates` describe.
 
-    calibration: of this machine, as it was saved; else the processor is measured now, unless
-    `rates` are given. Raises ConfigError for what is not known of the device.
+    calibration: of this machine, as it was saved; a file that is not there yet is written. Without
+    one the processor is measured now, unless `rates` are given. Raises ConfigError for what is not
+    known of the device.
     """
     if device == "cpu" and rates == _NO_RATES:
         found = calibrated(config, plan, calibration)
@@ -72,9 +73,13 @@ def step_cost(
 
 
 def calibrated(config: EngineConfig, plan: Plan, path: Path | None = None) -> Calibration:
-    """Of this machine's processor: from `path`, or measured now, which takes some ten seconds."""
-    if path is None:
-        return calibrate(config)
+    """Of this machine's processor: from `path`, or measured now, which takes some ten seconds, and
+    saved there."""
+    if path is None or not path.exists():
+        found = calibrate(config)
+        if path is not None:
+            found.save(path)
+        return found
     found = Calibration.load(path)
     for name, wanted in (
         ("model", Path(plan.model).name),

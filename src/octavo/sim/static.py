@@ -74,16 +74,18 @@ class StaticBatching:
         prompts = [job.prompt_len for _, job in batch]
         outputs = sorted(job.output_len for _, job in batch)
         count, read = len(batch), sum(prompts)
+        written = read  # without what is computed after an answer's end
         pairs = sum(length * (length + 1) // 2 for length in prompts)
         self._step(StepShape(read, count, 0, read, pairs, count, False, 0), read)
         started, ends, done = self._now, [self._now], 0
         for step in range(1, outputs[-1]):
-            read += count
-            before = self._now
-            self._step(StepShape(count, count, read, 0, 0, count, True, 0), read)
-            ends.append(self._now)
             while outputs[done] <= step:
                 done += 1
+            read += count
+            written += count - done
+            before = self._now
+            self._step(StepShape(count, count, read, 0, 0, count, True, 0), written)
+            ends.append(self._now)
             self.record.gap(self._now - before, count - done)
         for sent, job in batch:
             last = ends[job.output_len - 1]
