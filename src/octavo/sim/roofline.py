@@ -183,6 +183,8 @@ class RooflineCost:
         self._bandwidth, self._kv = bandwidth * reached.bandwidth, bandwidth * reached.kv_bandwidth
         self._flops, self._prompt = flops * reached.flops, flops * reached.prompt_flops
         self._link = (link or 1) * reached.link
+        self._of_rows: dict[int, float] = {}
+        self._of_samples: dict[int, float] = {0: 0.0}
         self._host = (card.host or card.link or bandwidth) * reached.pcie
 
     def seconds(self, shape: StepShape) -> float:
@@ -199,12 +201,18 @@ class RooflineCost:
 
     def device_seconds(self, shape: StepShape, rows: int) -> float:
         """Of the kernels of a step, padded to `rows`, one after the other."""
-        model = self.model
-        seconds = sum(self._product(product, rows) for product in model.products)
-        seconds += self._attention(shape) + self._between(rows) + self._sums(rows)
-        if shape.samples:
-            seconds += self._product(model.head, shape.samples) + self._draws(shape.samples)
-        return seconds + _STEP_LAUNCHES * self._reached.kernel
+        # Kept by their sizes: a simulation asks for millions of steps.
+        seconds = self._of_rows.get(rows)
+        if seconds is None:
+            seconds = sum(self._product(product, rows) for product in self.model.products)
+            seconds += self._between(rows) + self._sums(rows)
+            self._of_rows[rows] = seconds
+        samples = shape.samples
+        drawing = self._of_samples.get(samples)
+        if drawing is None:
+            drawing = self._product(self.model.head, samples) + self._draws(samples)
+            self._of_samples[samples] = drawing
+        return seconds + self._attention(shape) + drawing + _STEP_LAUNCHES * self._reached.kernel
 
     def _padded(self, rows: int) -> int | None:
         """The rows of the captured step that serves so many."""
