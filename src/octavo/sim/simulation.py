@@ -236,12 +236,14 @@ class Simulation:
 
     def _skip(self) -> bool:
         """Skip the steps that can be, if they are many enough; False if none was."""
-        if not self._skips or not self._all_gained or self._steps_left() < _LEAST:
+        if not self._skips or self._steps_left() < _LEAST:
             return False
         if self._submitted:
             if not self._may_drain():
                 return False
             self._commit()
+        if not self._all_gained:
+            return False
         count = self._advance()
         if count and self.scheduler.plans_ahead:
             self._plan()  # as it was while the last step was computed, before what came then
@@ -266,10 +268,14 @@ class Simulation:
         same requests in any case."""
         (plan,) = self._submitted
         queues, pool = self.scheduler.queues, self.scheduler.kv.pool
-        count = len(queues.running)
-        if queues.waiting or not plan.shape.captured or plan.shape.sequences != count:
+        count, rows = len(queues.running), plan.plan.rows
+        if queues.waiting or plan.plan.copies or not plan.shape.samples == len(rows) == count:
             return False
         if self._has_windows or pool.num_free < 2 * count * self.scheduler.kv.num_groups:
+            return False
+        # Of those that end a prompt, no end is known yet.
+        prompts = [self._live[row.request_id] for row in rows if len(row.token_ids) > 1]
+        if any(r.max_tokens - r.num_output_tokens < _LEAST for r in prompts):
             return False
         return self._next_arrival() > self.now + plan.seconds
 
