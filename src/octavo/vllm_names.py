@@ -244,7 +244,7 @@ _ENGINE = [
     Entry(E, "quantization", Status.SUPPORTED,
           meaning=(("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
           note="'awq' and 'gptq' (and '..._marlin') for checkpoints that are stored so; 'int8' and "
-               "'int4' quantize any model"),
+               "'int4' quantize any model; 'w8a8' and 'w4a8' activations, too, on a CPU"),
     Entry(E, "device", Status.SUPPORTED,
           note="'auto', 'cpu', 'cuda', 'cuda:1'"),
     Entry(E, "scheduling_policy", Status.RENAMED, "scheduler", neutral=("fcfs",),

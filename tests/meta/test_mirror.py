@@ -46,6 +46,8 @@ RUN_BY = {
     "compile": "kernel",
     "fused": "fused_call",
     "gguf_call": "gguf",
+    "gguf_pack_call": "gguf_pack",
+    "weight_only_call": "weight_only",
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",
     "program": "graph",

@@ -46,6 +46,12 @@ class Codes:
         )
         return self.codes.float().mul_(scale).add_(minimum)
 
+    def in_groups(self, group: int) -> "Codes":
+        """The same codes of one group, with its scale and minimum repeated for groups of a size."""
+        count = -(-self.codes.shape[1] // group)
+        scale, minimum = (terms.expand(-1, count) for terms in (self.scale, self.minimum))
+        return Codes(self.codes, scale, minimum, group, self.bits)
+
     def map(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> "Codes":
         """The same with `rows` applied to the rows of all three tensors."""
         return Codes(rows(self.codes), rows(self.scale), rows(self.minimum), self.group, self.bits)
@@ -72,14 +78,35 @@ class Codes:
 
 
 def round_to_codes(weight: torch.Tensor, group: int = GROUP) -> Codes:
-    """Each group's values [N, K] as 16 levels from its least to its largest."""
+    """Each group's values [N, K] as 16 levels from its least to its largest, which are float16
+    where those are close enough."""
     n, k = weight.shape
     wide = torch.nn.functional.pad(weight.float(), (0, -k % group), mode="replicate")
     grouped = wide.view(n, -1, group)
     minimum, maximum = grouped.amin(2), grouped.amax(2)
-    scale = (maximum - minimum) / 15
+    minimum = _shortened(minimum, maximum - minimum)
+    scale = _shortened((maximum - minimum) / 15, torch.zeros(()))
     codes = (grouped - minimum.unsqueeze(2)) / scale.clamp(min=1e-30).unsqueeze(2)
-    return Codes(codes.round().to(torch.uint8).view(n, -1)[:, :k], scale, minimum, group, 4)
+    codes = codes.round_().clamp_(0, 15).to(torch.uint8).view(n, -1)[:, :k]
+    return Codes(codes, scale, minimum, group, 4)
+
+
+def round_to_bytes(weight: torch.Tensor, group: int = GROUP) -> Codes:
+    """Each group's values [N, K] as -127 to 127 steps; their size is float16 where that is close
+    enough."""
+    n, k = weight.shape
+    grouped = torch.nn.functional.pad(weight.float(), (0, -k % group)).view(n, -1, group)
+    scale = _shortened(grouped.abs().amax(2) / 127, torch.zeros(()))
+    codes = grouped.div_(scale.clamp(min=1e-30).unsqueeze(2)).round_().clamp_(-127, 127).add_(128)
+    return Codes(codes.to(torch.uint8).view(n, -1)[:, :k], scale, -128 * scale, group, 8)
+
+
+def _shortened(values: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """Rounded to float16, unless that moves one of them by more than a thousandth of itself and of
+    `beside`, as for weights that are all tiny."""
+    short = values.half().float()
+    near = (short - values).abs() <= (values.abs() + beside.abs()) / 1024
+    return short if bool(near.all()) else values
 
 
 # -- codes with terms as they are stored -----------------------------------------------------------
@@ -185,8 +212,9 @@ def as_grouped(codes: Codes) -> GroupedCodes:
     """Integer `codes`, whose groups are multiples of 16, or one, in the shortest form that holds
     them exactly."""
     first = 0 if codes.bits == 4 else -128
-    size = codes.codes.shape[1]
-    group = -(-size // 16) * 16 if codes.is_one_group else codes.group
+    if codes.is_one_group and codes.codes.shape[1] > SUPER:
+        codes = codes.in_groups(SUPER)
+    group = SUPER if codes.is_one_group else codes.group
     scale, minimum = codes.scale, codes.minimum
     zero = (-minimum / torch.where(scale == 0, 1.0, scale)).round()
     if not bool(((minimum == -zero * scale) & (zero.abs() <= SUPER)).all()):

@@ -518,7 +518,7 @@ class Decoder:
         if method == quant.NONE:
             product = self._products.make(weight, bias)
         else:
-            if method == quant.INT4 and isinstance(weight, torch.Tensor):
+            if method in (quant.INT4, quant.W4A8) and isinstance(weight, torch.Tensor):
                 weight = round_to_codes(weight)
             own = weight.values() if isinstance(weight, quant.Codes) else weight
             largest = group.all_gather(own.abs().amax(1, keepdim=True).float()).amax(1)

@@ -39,7 +39,18 @@ from octavo.models.sharding import (
 )
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import Upload, Weights
-from octavo.quant.base import FP8, HEAD, INT4, INT8, NONE, STORED, QuantConfig, quant_config
+from octavo.quant.base import (
+    FP8,
+    HEAD,
+    INT4,
+    INT8,
+    NONE,
+    STORED,
+    W4A8,
+    W8A8,
+    QuantConfig,
+    quant_config,
+)
 from octavo.quant.registry import check_agrees
 from octavo.quant.tensors import form_of
 from octavo.text.loading import num_ids
@@ -50,7 +61,7 @@ logger = get_logger(__name__)
 _TABLE_BYTES = 2**30
 # All experts of a layer are one component.
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_BITS = {INT8: 8, INT4: 4, FP8: 8}  # at least, of a value of a product's weight
+_BITS = {INT8: 8, INT4: 4, FP8: 8, W8A8: 8, W4A8: 4}  # at least, of a value of a product's weight
 
 
 # The opened model, what it is, and the longest sequence that positions are prepared for.
@@ -433,8 +444,9 @@ def _groups(
             each = math.lcm(each, part.together if cut.kind == "row" else 1)
             if form is not None and each > 1:
                 yield aligned(name, cut, each, form.METHOD)
-        if cut.kind == "row" and quantization.method(component) == INT4:
-            yield aligned(name, cut, GROUP, INT4)
+        method = quantization.method(component)
+        if cut.kind == "row" and method in (INT4, W4A8):
+            yield aligned(name, cut, GROUP, method)
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

@@ -22,7 +22,7 @@ from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
 from octavo.models.sharding import WHOLE, Shard, local_shape
 from octavo.models.spec import ModelSpec
-from octavo.quant.base import INT4, Codes, Region, StoredPart
+from octavo.quant.base import INT4, W4A8, Codes, Region, StoredPart
 from octavo.quant.declared import PLACES
 from octavo.quant.tensors import (
     BlockDecoder,
@@ -114,9 +114,9 @@ class Weights:
 
     def matrix(self, method: str, *names: str) -> torch.Tensor | Codes:
         """See Parameters.matrix: codes if the checkpoint's quantization or (where `method` is
-        int4) blocks of 4 bits hold all of `names` in equal groups, else values."""
+        int4 or w4a8) blocks of 4 bits hold all of `names` in equal groups, else values."""
         plain = [self._sources[name].tensor for name in names if name not in self._quantized]
-        if len(plain) < len(names) or (method == INT4 and all(map(holds_codes, plain))):
+        if len(plain) < len(names) or (method in (INT4, W4A8) and all(map(holds_codes, plain))):
             found = self._stacked([self._as_stored(name) for name in names])
             if isinstance(found, Codes):
                 return found.map(self._moved)

@@ -7,7 +7,7 @@ from octavo.attention.base import CacheLayout
 from octavo.config import EngineConfig
 from octavo.models.loader import Outline, position_bytes
 from octavo.planner.target import PlannedDevice
-from octavo.quant.base import FP8, HEAD, INT4, INT8, STORED
+from octavo.quant.base import FP8, HEAD, INT4, INT8, STORED, W4A8, W8A8
 from octavo.runner import step_memory
 from octavo.runner.kv_cache import KVLayout
 
@@ -15,9 +15,9 @@ from octavo.runner.kv_cache import KVLayout
 _TOKENIZER_ID = 1300
 # What quantizing at load leaves in the heap of a CPU's process, for models of 0.1 to 0.5 billion.
 _QUANTIZING = 180 * 2**20
-# Bytes of scales: for each output of int8 (scale and sum), for each 32 inputs of int4 in addition.
+# Bytes of scales: for each output of w8a8 (scale and sum), for each 32 inputs of 4 bits besides.
 _OUTPUT_TERMS, _GROUP_TERMS, _GROUP = 8, 4, 32
-_HEAD_BITS = {INT8: 8, INT4: 4, FP8: 8}
+_HEAD_BITS = {INT8: 8, INT4: 4, FP8: 8, W8A8: 8, W4A8: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,6 @@ def _scale_bytes(outline: Outline) -> int:
     for name in outline.architecture.product_weights(outline.spec):
         *_, outputs, inputs = shapes[name]
         total += outputs * _OUTPUT_TERMS
-        if method == INT4:
+        if method in (INT4, W4A8):
             total += outputs * math.ceil(inputs / _GROUP) * _GROUP_TERMS
     return total // outline.group.size

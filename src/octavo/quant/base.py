@@ -21,7 +21,9 @@ from octavo.kernels.codes import Form
 
 NONE, INT8, INT4, FP8 = "none", "int8", "int4", "fp8"
 STORED = "stored"  # blocks of a file, each product in the types that it is stored in
-METHODS = (INT8, INT4, FP8)  # names that `quantization=` takes
+W8A8, W4A8 = "w8a8", "w4a8"  # with activations that are rounded to 8 bits
+METHODS = (INT8, INT4, FP8, W8A8, W4A8)  # names that `quantization=` takes
+_HEADS = {INT4: INT8, W4A8: W8A8}  # 4 bits are too few for a head
 HEAD = "lm_head"
 
 
@@ -179,7 +181,7 @@ def quant_config(
     """What the two options ask for. Raises ConfigError for an unknown name.
 
     stored: the method that computes on a checkpoint's own quantized weights; its head is as
-    stored. The head stays at 8 bits under int4: its errors reach the tokens undamped.
+    stored. The head stays at 8 bits under int4 and w4a8: its errors reach the tokens undamped.
     """
     if stored is None and quantization not in (None, NONE, *METHODS):
         raise ConfigError(
@@ -190,7 +192,7 @@ def quant_config(
     if stored is not None:
         return QuantConfig(stored, STORED if stored == STORED else NONE, pairs, as_stored=True)
     default = quantization or NONE
-    return QuantConfig(default, INT8 if default == INT4 else default, pairs)
+    return QuantConfig(default, _HEADS.get(default, default), pairs)
 
 
 def _override(part: str) -> tuple[str, str]:

@@ -14,7 +14,8 @@ from octavo import log
 from octavo.kernels.cpu import object_cache, target
 
 SOURCES = Path(object_cache.__file__).parent
-KERNELS = ("attention", "fused", "gemm_bf16", "gemm_int8", "gguf", "program", "sampling")
+KERNELS = ("attention", "fused", "gemm_bf16", "gemm_int8", "gguf", "program", "sampling",
+           "weight_only")  # fmt: skip
 
 
 @pytest.fixture
@@ -46,7 +47,16 @@ def edit(file, old, new):
 
 
 @pytest.mark.parametrize(
-    "caller", ["fused_call", "gemm_int8_call", "graph", "kernel", "openmp", "object_cache"]
+    "caller",
+    [
+        "fused_call",
+        "gemm_int8_call",
+        "weight_only_call",
+        "graph",
+        "kernel",
+        "openmp",
+        "object_cache",
+    ],
 )
 def test_a_change_in_a_caller_compiles_nothing_anew(package, caller):
     before = keys()

@@ -30,7 +30,7 @@ def captured(monkeypatch, weight, method, largest=None):
 
 def test_int8_moves_no_value_by_more_than_half_a_step(monkeypatch):
     w = weights()
-    found, _ = captured(monkeypatch, w, "int8")
+    found, _ = captured(monkeypatch, w, "w8a8")
     step = w.abs().amax(1, keepdim=True) / 127
     assert ((found - w).abs() <= step * 0.5001).all()
     assert ((found - w).abs() > step * 0.45).any()
@@ -38,17 +38,17 @@ def test_int8_moves_no_value_by_more_than_half_a_step(monkeypatch):
 
 def test_int4_lies_within_a_step_of_the_column_grid(monkeypatch):
     codes = round_to_codes(weights())
-    found, seen = captured(monkeypatch, codes, "int4")
+    found, seen = captured(monkeypatch, codes, "w4a8")
     assert torch.equal(seen["codes"], codes.codes)
     grid = codes.values().abs().amax(1, keepdim=True) / 127
     assert ((found - codes.values()).abs() <= grid * 0.56).all()
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", ["w8a8", "w4a8"])
 def test_parts_are_rounded_as_the_whole_is(monkeypatch, method):
     """Of a weight whose inputs are divided among ranks, given the largest value of the whole."""
     w = weights(48, 192)
-    largest = (w if method == "int8" else round_to_codes(w).values()).abs().amax(1)
+    largest = (w if method == "w8a8" else round_to_codes(w).values()).abs().amax(1)
     whole, _ = captured(monkeypatch, w, method)
     for part, columns in zip(w.split(64, 1), whole.split(64, 1), strict=True):
         found, _ = captured(monkeypatch, part.contiguous(), method, largest)
@@ -57,7 +57,7 @@ def test_parts_are_rounded_as_the_whole_is(monkeypatch, method):
         assert not torch.equal(alone, columns)
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", ["w8a8", "w4a8"])
 def test_columns_of_zeros_and_of_one_value(monkeypatch, method):
     w = torch.zeros(3, 64)
     w[1] = -2.5
@@ -71,5 +71,5 @@ def test_eight_bit_codes_are_widened_to_int8(monkeypatch):
     codes = Codes((w * 20 + 128).to(torch.uint8), torch.full((4, 2), 0.05),
                   torch.full((4, 2), -6.4), 32, 8)  # fmt: skip
     assert not quantize.keeps_codes(codes)
-    found, _ = captured(monkeypatch, codes, "int8")
+    found, _ = captured(monkeypatch, codes, "w8a8")
     torch.testing.assert_close(found, codes.values(), rtol=0, atol=0.6 * 3.5 / 127)

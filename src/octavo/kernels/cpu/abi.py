@@ -186,6 +186,25 @@ GEMM_INT8 = Arguments(
 )  # fmt: skip
 GEMM_INT8_ROWS = 256  # rows per pair of unpacked panels: 393 KB of q at a width of 1,536
 
+# -- GEMM of weights in groups of codes (see `weight_only`) ---------------------------------------
+
+# taken, done: rows whose preparation was started and finished; thread: assigns each thread its
+# scratch. q: rows as they are read, q_stride bytes each; sums: of the groups of a row, float32,
+# sums_stride bytes a row. table: the values of codes. group_blocks: blocks of k in a group;
+# super_groups: groups that share factors. item_rows: rows of a work item, whole blocks of
+# WEIGHT_ONLY_TALL. activation: 0, or 1 plus the index in ACTIVATIONS, of panels of gate and up;
+# out_size: columns of out.
+WEIGHT_ONLY = Arguments(
+    "weight_only:product",
+    counter=_COUNTER, taken=_COUNTER, rows=Kind.ROWS, done=_COUNTER, thread=_COUNTER, x=_POINTER,
+    x_stride=_I64, in_size=_I64, q=_POINTER, q_stride=_I64, sums=_POINTER, sums_stride=_I64,
+    codes=_POINTER, terms=_POINTER, factors=_POINTER, table=_POINTER, bias=_POINTER, blocks=_I64,
+    group_blocks=_I64, super_groups=_I64, panels=_I64, item_rows=_I64, activation=_I64,
+    out=_POINTER, out_size=_I64, scratch=_POINTER, scratch_size=_I64,
+)  # fmt: skip
+WEIGHT_ONLY_TALL = {16: 12, 8: 6}  # rows multiplied together, by the floats of a vector
+WEIGHT_ONLY_SPARE = 8  # rows beyond the last that are read, if memory allows, and not used
+
 # -- programs (see `program`) -------------------------------------------------------------------
 
 # counter: arrivals so far. team: threads; kernels: the list, of (address of a kernel, address of

@@ -84,7 +84,7 @@ def _column_terms(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tens
 
 
 class Workspace:
-    """Scratch for quantized rows and unpacked int4 panels, shared by the products of a model."""
+    """Scratch for rows in another form and unpacked panels, shared by the products of a model."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -92,14 +92,16 @@ class Workspace:
     def reserve(self, rows: int, stride: int, scratch: int) -> tuple[Address, Address, Address]:
         """Addresses of q [rows up to whole tiles, stride], of s and of the threads' scratch."""
         tall = -(-rows // 32) * 32
-        size = tall * (stride + 4) + scratch
-        if is_recording():  # each recorded call gets its own memory
-            begin = address(empty((size,), torch.uint8))
-        else:
-            if self._bytes.numel() < size:
-                self._bytes = torch.empty(size, dtype=torch.uint8)
-            begin = address(self._bytes)
+        begin = self.memory(tall * (stride + 4) + scratch)
         return begin, Address(begin + tall * stride), Address(begin + tall * (stride + 4))
+
+    def memory(self, size: int) -> Address:
+        """Of `size` bytes, until the next product."""
+        if is_recording():  # each recorded call gets its own memory
+            return address(empty((size,), torch.uint8))
+        if self._bytes.numel() < size:
+            self._bytes = torch.empty(size, dtype=torch.uint8)
+        return address(self._bytes)
 
 
 class QuantizedWeight:

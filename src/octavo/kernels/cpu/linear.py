@@ -2,7 +2,8 @@
 
 The weight is repacked once and the plain copy is dropped: in tiles for the AMX kernel where
 there is AMX (`gemm_bf16`, batch-invariant by construction), else reordered for oneDNN, with
-`batch_invariant` around it. Quantized weights go to `gemm_int8`.
+`batch_invariant` around it. Quantized weights go to `weight_only`, or to `gemm_int8` where
+activations are to be quantized, too.
 """
 
 from collections import Counter
@@ -16,7 +17,9 @@ from octavo.kernels.cpu import gemm_bf16_call as gemm_bf16
 from octavo.kernels.cpu import target
 from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batch_invariant
 from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Workspace
-from octavo.kernels.cpu.quantize import pack
+from octavo.kernels.cpu.kernel import FLOAT_NAMES
+from octavo.kernels.cpu.quantize import WEIGHT_ONLY, pack, pack_weight_only
+from octavo.kernels.cpu.weight_only_call import WeightOnly, unit
 
 # The row count that is passed to oneDNN as a layout hint. bf16: a hint of 1 gives blocks of 64
 # columns, any other hint blocks of 32. With AMX, results with the first are equal over nearly all
@@ -54,6 +57,10 @@ class CpuProducts:
         largest: torch.Tensor | None = None,
     ) -> Product:
         """See `layers.linear.Products.make`."""
+        if method in WEIGHT_ONLY:
+            codes = pack_weight_only(weight, method)
+            self._bytes[method] += codes.num_bytes
+            return WeightOnly(codes, bias, self._dtype, self._workspace)
         if method != "none":
             packed = pack(weight, method, largest)
             self._bytes[method] += packed.num_bytes
@@ -95,7 +102,7 @@ class CpuProducts:
     def explain(self) -> str:
         """The implementation of the products, in words."""
         parts = [
-            f"{how} weights ({size >> 20} MiB) x int8 rows on {target.int8_unit()}s"
+            f"{how} weights ({size >> 20} MiB) x {self._rows_of(how)}"
             for how, size in self._bytes.items()
         ]
         if self._num_tiled:
@@ -105,6 +112,12 @@ class CpuProducts:
         if self.unstable:
             return f"{'; '.join(parts)}; batch-invariant except {', '.join(self.unstable)}"
         return f"{'; '.join(parts)}; batch-invariant"
+
+    def _rows_of(self, method: str) -> str:
+        """What the weights of a method are multiplied with, and on what."""
+        if method in WEIGHT_ONLY:
+            return f"{FLOAT_NAMES[self._dtype]} rows on {unit(self._dtype)}"
+        return f"int8 rows on {target.int8_unit()}s"
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

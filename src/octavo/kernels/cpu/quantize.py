@@ -1,30 +1,57 @@
-"""Weights quantized for the CPU's int8 GEMM: int8 per output column, or 4-bit codes in groups.
+"""Weights quantized for the CPU's products.
 
-int8: w = scale[n] * q with scale[n] = max |w[n]| / 127. int4: codes of 0 to 15 between the minimum
-and maximum of each group. `gemm_int8` multiplies both as int8, so the values of a group are
-rounded to its column's int8 grid: an error of at most half of 1 / 127 of the column's largest
-value, a tenth of that of rounding to 4 bits.
+"int8" and "int4" are weight-only (`weight_only`): codes in groups, whose values are multiplied by
+activations as they are. Codes of a checkpoint are kept, exactly.
+
+"w8a8" and "w4a8" are products of integers (`gemm_int8`), of activations that are rounded, too:
+int8 per output column, or 4-bit codes in groups. w8a8: w = scale[n] * q with scale[n] =
+max |w[n]| / 127. w4a8: codes of 0 to 15 between the minimum and maximum of each group; both are
+multiplied as int8, so the values of a group are rounded to its column's int8 grid: an error of at
+most half of 1 / 127 of the column's largest value, a tenth of that of rounding to 4 bits.
 """
 
 import torch
 
-from octavo.kernels.codes import Codes, round_to_codes
+from octavo.kernels.codes import Codes, as_grouped, round_to_bytes, round_to_codes
 from octavo.kernels.cpu import gemm_int8_call as gemm
+from octavo.kernels.cpu import weight_only_layout
 from octavo.kernels.cpu.gemm_int8_call import PackedWeight
+from octavo.kernels.cpu.weight_only_layout import BLOCK, PackedCodes
 
-INT8, INT4, STORED = "int8", "int4", "stored"
+INT8, INT4, W8A8, W4A8, STORED = "int8", "int4", "w8a8", "w4a8", "stored"
+WEIGHT_ONLY = (INT8, INT4)
+_BYTE_GROUP = 64  # inputs that share a scale where weights are rounded to 8 bits: 8.25 bits each
 _LIMIT = 127.0
 _ROWS = 4096
+
+
+def pack_weight_only(weight: torch.Tensor | Codes, method: str) -> PackedCodes:
+    """`weight` [N, K] for `weight_only`, as int8 or int4.
+
+    Codes are kept if they have no more bits than the method and groups that the kernel has.
+    """
+    if isinstance(weight, Codes):
+        if _fits(weight, method):
+            return weight_only_layout.pack(as_grouped(weight))
+        weight = weight.values()
+    rounded = round_to_codes(weight) if method == INT4 else round_to_bytes(weight, _BYTE_GROUP)
+    return weight_only_layout.pack(as_grouped(rounded))
+
+
+def _fits(codes: Codes, method: str) -> bool:
+    if codes.are_floats or codes.bits > (4 if method == INT4 else 8):
+        return False
+    return codes.is_one_group or codes.group % BLOCK == 0
 
 
 def pack(
     weight: torch.Tensor | Codes, method: str, largest: torch.Tensor | None = None
 ) -> PackedWeight:
-    """`weight` [N, K] as int8 or int4. 4-bit codes are kept if the kernels can use them.
+    """`weight` [N, K] for `gemm_int8`, as w8a8 or w4a8. 4-bit codes are kept if it can use them.
 
     largest: as of `layers.linear.Products.make`.
     """
-    if method == INT8:
+    if method == W8A8:
         return _int8(weight.values() if isinstance(weight, Codes) else weight, largest)
     if isinstance(weight, Codes):
         codes = weight if keeps_codes(weight) else round_to_codes(weight.values())

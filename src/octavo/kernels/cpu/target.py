@@ -52,6 +52,11 @@ def int8_unit() -> str:
     return "tiles" if has_tiles() and "amx-int8" in cpu()[1] else "vector"
 
 
+def has_dot() -> bool:
+    """Whether vectors multiply pairs of bfloat16 (AVX-512 BF16)."""
+    return {"avx512f", "avx512bf16"} <= cpu()[1]
+
+
 def has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 in hardware."""
     return bool({"avx512bf16", "amx-bf16", "bf16"} & cpu()[1])

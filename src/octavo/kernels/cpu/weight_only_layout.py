@@ -65,14 +65,24 @@ class PackedCodes:
         """Halves of panels alternately from the first half of the columns and from the second:
         a panel is 16 columns of a gate and the same of what it gates."""
         assert self.out_size % PANEL == 0
-        grouped = unpack(self)
+        low = 2 * _LOW if self.form.bits < 8 else self.codes.shape[2]
+        codes = [
+            _interleaved(part.reshape(*part.shape[:2], 2, -1)).flatten(2)
+            for part in (self.codes[..., :low], self.codes[..., low:])
+            if part.shape[2]
+        ]
+        terms, factors = (
+            None if part is None else _interleaved(part.view(*part.shape[:3], 2, HALF)).flatten(3)
+            for part in (self.terms, self.factors)
+        )
+        assert terms is not None
+        return replace(self, codes=torch.cat(codes, 2), terms=terms, factors=factors)
 
-        def change(values: torch.Tensor) -> torch.Tensor:
-            return values.view(2, -1, HALF, *values.shape[1:]).transpose(0, 1).reshape(values.shape)
 
-        factors = None if grouped.factors is None else change(grouped.factors)
-        codes, terms = change(grouped.codes), change(grouped.terms)
-        return pack(replace(grouped, codes=codes, terms=terms, factors=factors))
+def _interleaved(halves: torch.Tensor) -> torch.Tensor:
+    """[panels, ..., 2, n]: halves of panels alternately from the first half and from the second."""
+    moved = halves.movedim(-2, 1).flatten(0, 1)
+    return moved.view(2, -1, *moved.shape[1:]).movedim(0, -2).contiguous()
 
 
 def block_bytes(bits: int) -> int:
