@@ -315,7 +315,8 @@ def _dots(codes: _Codes, terms: _Terms, rows: int, source: str) -> Any:
                     for line in range(0, codes.block_bytes, 64):
                         _fetch(b, offset(b, block, _FETCHED + line))
                 at = b.mul(i, I64(16 * size))
-                return block_sums(b, weight.table, block, [b.add(line, at) for line in lines], sums)
+                words = [b.add(line, at) for line in lines]
+                return block_sums(b, weight.table, block, words, list(sums))
 
             sums = loop(b, count, [const(0.0)] * (rows * _VECTORS), body)
             return terms.apply(b, weight, group_sums, g, sums, list(totals))
