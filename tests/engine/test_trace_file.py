@@ -73,6 +73,16 @@ def test_the_last_part_is_kept(tmp_path):
     assert parts[1][-1] == {"end": True}
 
 
+def test_what_an_engine_wrote_before_it_died_is_kept_for_the_next_one(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("[\n{}")
+    file = TraceFile(path, 1000, Lines())
+    file.begin()
+    file.close()
+    assert earlier_path(path).read_text() == "[\n{}"
+    assert trace_rules.read(path)[0] == {"begin": 1}
+
+
 def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path, monkeypatch, caplog):
     path = tmp_path / "t.json"
     real, room = os.write, [400]

@@ -77,7 +77,8 @@ class Events(Protocol):
 
 
 class TraceFile:
-    """An array of events in a file of at most half of `limit` bytes, and the part before it.
+    """An array of events in a file of at most half of `limit` bytes, and the part before it. A file
+    that is there already becomes that part.
 
     Raises ConfigError where the file cannot be made.
     """
@@ -88,7 +89,10 @@ class TraceFile:
         self._events = events
         self._size = 0
         try:
-            earlier_path(path).unlink(missing_ok=True)  # of another run
+            if path.exists():  # of another run, or of an engine that has died and was started again
+                os.replace(path, earlier_path(path))
+            else:
+                earlier_path(path).unlink(missing_ok=True)
             self._descriptor = self._open()
         except OSError as error:
             raise ConfigError(f"trace {str(path)!r} cannot be written: {cause(error)}") from None
