@@ -80,8 +80,13 @@ def call(name: str = "weather", arguments: str = '{"city": "Rome"}') -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def script(server, text):
+    """A prompt that makes the model write this text, then end."""
+    return f"say [{ids(server.folder, text)}]"
+
+
 def say(server, text):
-    return [{"role": "user", "content": f"say [{ids(server.folder, text)}]"}]
+    return [{"role": "user", "content": script(server, text)}]
 
 
 def ask(server, text, **fields):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tool_model
 from serving import PYTHONPATH, Server, write_model
 
 
@@ -32,6 +33,14 @@ def engine_path() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(folder: Path, engine_path: None) -> Iterator[Server]:
     with Server(folder, {}, max_num_seqs=64) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory, engine_path: None) -> Iterator[Server]:
+    """Its model writes tool calls, and writes what `tool_model.script` says."""
+    folder = tool_model.write(tmp_path_factory.mktemp("models") / "hermes")
+    with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=2049) as running:
         yield running
 
 

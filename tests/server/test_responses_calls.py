@@ -7,8 +7,8 @@ import pytest
 
 import tool_model
 from responses_client import PATH, both, read_events, refused, respond, stream
-from serving import Server
 from tool_model import call
+from tool_model import script as say
 
 WEATHER = {"type": "function", **tool_model.WEATHER["function"]}
 CLOCK = {"type": "function", "name": "clock"}
@@ -22,14 +22,8 @@ BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, engine_path):
-    folder = tool_model.write(tmp_path_factory.mktemp("models") / "hermes")
-    with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=2049) as running:
-        yield running
-
-
-def say(server, text):
-    return f"say [{tool_model.ids(server.folder, text)}]"
+def server(tool_server):
+    return tool_server
 
 
 def ask(server, text, **fields):

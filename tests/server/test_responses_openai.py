@@ -3,8 +3,8 @@
 import pytest
 
 import tool_model
-from serving import Server
 from tool_model import call
+from tool_model import script as say
 
 WEATHER = {"type": "function", **tool_model.WEATHER["function"]}
 ROME = '{"city": "Rome"}'
@@ -12,10 +12,8 @@ BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, engine_path):
-    folder = tool_model.write(tmp_path_factory.mktemp("models") / "hermes")
-    with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=2049) as running:
-        yield running
+def server(tool_server):
+    return tool_server
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +22,6 @@ def client(server):
 
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as found:
         yield found
-
-
-def say(server, text):
-    return f"say [{tool_model.ids(server.folder, text)}]"
 
 
 def test_the_official_client_whole_and_streamed(client, server):

@@ -8,6 +8,7 @@ import tool_model
 from responses_client import both, respond, stream
 from serving import Server
 from tool_model import call
+from tool_model import script as say
 
 TOOLS = [{"type": "function", **tool_model.WEATHER["function"]}, {"type": "custom", "name": "p"}]
 BLOCK = 16
@@ -18,10 +19,6 @@ def server(tmp_path_factory, engine_path):
     folder = tool_model.write(tmp_path_factory.mktemp("models") / "thinks", tool_model.THINKING)
     with Server(folder, {}, max_model_len=8192, num_gpu_blocks_override=2049) as running:
         yield running
-
-
-def say(server, text):
-    return f"say [{tool_model.ids(server.folder, text)}]"
 
 
 def brief(response):
