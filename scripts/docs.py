@@ -8,6 +8,7 @@ Without --write it says which page is out of date, and exits 1 if one is. A test
 
 import argparse
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -35,14 +36,22 @@ _OTHERS = {
     "constraints.txt": "the versions that were tested together",
     "pyproject.toml": "the package, its extras, and the settings of ruff, mypy and pytest",
     "docs/charts": "pictures drawn from saved rows (`octavo bench NAME --save`)",
+    "docs/images": "pictures of the dashboard (`python -m scripts.screenshots`)",
     "docs/decisions": "one record per choice: context, choice, cost",
     "docs/flags.md": "every flag of every command (generated)",
     "docs/log.md": "what was tried and what came of it, newest first",
     "docs/tree.md": "this page (generated)",
     "docs/walk.md": "one request, from call to answer, in ten steps",
     "benchmarks/results": "saved rows, one JSON object per line",
+    "src/octavo/server/dashboard/icon.svg": "the dashboard's icon",
+    "src/octavo/server/dashboard/index.html": "the dashboard's page, without data",
+    "src/octavo/server/dashboard/style.css": "the dashboard's colours and layout, light and dark",
     "src/octavo/py.typed": "says that the package carries its types",
 }
+
+
+# Folders with one line for all of their files.
+_GROUPS = ("docs/decisions", "docs/charts", "docs/images", "benchmarks/results")
 
 
 def tree_page() -> str:
@@ -71,7 +80,7 @@ def files() -> dict[str, str]:
         for path in sorted((ROOT / part).rglob("*"), key=lambda p: (str(p.parent), p.name)):
             name = str(path.relative_to(ROOT))
             grouped = next(
-                (g for g in ("docs/decisions", "docs/charts", "benchmarks/results") if g in name),
+                (g for g in _GROUPS if g in name),
                 "",
             )
             if path.is_dir() or "__pycache__" in name or path.suffix in (".nbi", ".nbc", ".pyc"):
@@ -81,8 +90,11 @@ def files() -> dict[str, str]:
 
 
 def describe(path: Path) -> str:
-    """The first sentence of a Python file's docstring, or the entry in `_OTHERS`."""
+    """The first sentence of a file's docstring or leading comment, or the entry in `_OTHERS`."""
     name = str(path.relative_to(ROOT))
+    if path.suffix == ".js":
+        comment = itertools.takewhile(lambda line: line[3:], path.read_text().splitlines())
+        return " ".join(line.removeprefix("// ") for line in comment)
     if path.suffix != ".py":
         return _OTHERS.get(name) or _title(path)
     text = ast.get_docstring(ast.parse(path.read_text()))

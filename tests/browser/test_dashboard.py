@@ -305,6 +305,11 @@ def test_engines_swapped_blocks_and_targets(shown: Page) -> None:
     options = shown.run("[...document.querySelectorAll('#engine option')].map((e) => e.innerText)")
     assert options == ["0: 3 running, 3 waiting", "1: does not answer"]
     assert text(shown, "#policy-name") == "slo p99_itl_ms=50"
+    # The engine's ids are replaced by those that clients know, but not r3 in r33.
+    hold = {**EXAMPLE["snapshot"]["queue"], "hold_text": "r3 waits for r33, r0"}
+    shown.run(update(snapshot={**EXAMPLE["snapshot"], "queue": hold}))
+    shown.wait("document.querySelector('#policy-hold').innerText.includes('waits for')")
+    assert text(shown, "#policy-hold") == "cmpl-77ab waits for r33, chatcmpl-5e1c"
     shown.run(update(snapshot=None, engines=[{**EXAMPLE["engines"][0], "problem": "it died"}]))
     shown.wait("page.view.pool === null")
     assert "swapped" in text(shown, "#requests") or text(shown, "#requests-sum") == "none yet"
@@ -334,6 +339,24 @@ def test_100_000_blocks(shown: Page) -> None:
     assert shown.run("page.maps.pool.cell") == 3
     assert shown.run("page.maps.pool.scroll.scrollHeight > page.maps.pool.scroll.clientHeight")
     shown.click("#zoom-fit")
+
+
+def test_numbers_and_times_are_short_and_right(shown: Page) -> None:
+    """Values as figures, tables and charts show them."""
+    calls = {
+        "figure(0)": "0", "figure(0.1234)": "0.12", "figure(12.34)": "12.3",
+        "figure(1234.5)": "1,235", "percent(0.034)": "3.4%", "percent(0.9999)": "100%",
+        "seconds(0)": "0 ms", "seconds(0.01234)": "12.3 ms", "seconds(2.5)": "2.50 s",
+        "seconds(74)": "1 min 14 s", "seconds(7260)": "2 h 1 min", "ago(0.2)": "now",
+        "tick(100)": "100 s", "tick(0.5)": "500 ms",
+        "ago(90)": "1 min ago", "runs([3, 7, 8, 9, 1])": "3, 7–9, 1", "runs([5, 6, 9], 1)":
+        "5–6, and 1 more", "plural(1, 'block')": "1 block", "plural(2000, 'block')": "2,000 blocks",
+    }  # fmt: skip
+    for call, expected in calls.items():
+        assert shown.run(f"import('/dashboard/format.js').then((m) => m.{call})") == expected, call
+    tops = [[0, 1], [0.03, 0.05], [7, 10], [23, 25], [100, 100]]
+    for value, top in tops:
+        assert shown.run(f"import('/dashboard/chart.js').then((m) => m.ceiling({value}))") == top
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])

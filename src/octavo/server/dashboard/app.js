@@ -4,7 +4,7 @@ import { BlockMap } from "./blockmap.js";
 import { Chart } from "./chart.js";
 import { Hues } from "./colours.js";
 import { Feed, storeKey, storedKey } from "./feed.js";
-import { ago, count, figure, percent, plural, seconds } from "./format.js";
+import { ago, count, figure, percent, plural, seconds, tick } from "./format.js";
 import { History } from "./history.js";
 import { Playground } from "./playground.js";
 import { fact, RequestPanel, RequestTable } from "./request.js";
@@ -37,9 +37,9 @@ const CHARTS = [
     lines: [{ key: "held", name: "held" }, { key: "written", name: "written" }, { key: "fragmentation", name: "fragmentation" }] },
   { title: "Cache hits and device", format: percent, most: 1,
     lines: [{ key: "hits", name: "hit rate" }, { key: "busy", name: "device busy" }] },
-  { title: "Time to first token", format: seconds, lines: P("ttft") },
-  { title: "Between tokens", format: seconds, lines: P("itl") },
-  { title: "Whole request", format: seconds, lines: P("e2e") },
+  { title: "Time to first token", format: seconds, axis: tick, lines: P("ttft") },
+  { title: "Between tokens", format: seconds, axis: tick, lines: P("itl") },
+  { title: "Whole request", format: seconds, axis: tick, lines: P("e2e") },
   { title: "Preempted per second", format: figure,
     lines: [{ key: "preemption_rate", name: "all" }, { key: "displaced_rate", name: "displaced" }, { key: "swap_rate", name: "blocks swapped" }] },
 ];
@@ -268,7 +268,7 @@ class Page {
     if (!queue) return;
     const targets = Object.entries(settings?.targets ?? {}).map(([name, value]) => `${name}=${figure(value)}`);
     setText(get("policy-name"), [settings?.scheduler ?? "", ...targets].join(" "));
-    setText(get("policy-hold"), queue.hold_text || (queue.waiting + queue.preempted ? "Waiting requests start with the next step." : "No request waits."));
+    setText(get("policy-hold"), this.#named(queue.hold_text) || (queue.waiting + queue.preempted ? "Waiting requests start with the next step." : "No request waits."));
     setText(get("policy-reason"), queue.reason);
     const facts = [
       ["Step", count(queue.step)], ["Tokens a step", count(queue.step_tokens)],
@@ -290,9 +290,8 @@ class Page {
 
   /** A sentence with the names that clients know, for the engine's ids. */
   #named(text) {
-    let named = text;
-    for (const { id, name } of this.view.requests) if (named.includes(id)) named = named.replaceAll(id, name);
-    return named;
+    const names = new Map(this.view.requests.map(({ id, name }) => [id, name]));
+    return text.replace(/[\w-]+/g, (word) => names.get(word) ?? word);
   }
 
   // ----- the block map
@@ -318,8 +317,10 @@ class Page {
 
   #readout(block, noun, source) {
     const blocks = source();
-    const text = block < 0 || !blocks ? "Point at a block, or focus the map and use the arrow keys." : this.#blockText(blocks, block, noun);
+    const none = block < 0 || !blocks;
+    const text = none ? "Point at a block, or focus the map and use the arrow keys." : this.#blockText(blocks, block, noun);
     setText(get("map-readout"), text);
+    get("map-readout").classList.toggle("muted", none);
     return text;
   }
 

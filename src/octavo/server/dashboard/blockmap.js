@@ -245,11 +245,12 @@ export class BlockMap {
     context.stroke();
   }
 
-  /** Held by more than one request: a hole in the middle. */
+  /** Held by more than one request: a hole in the upper corner, beside the number of its place. */
   #dot(context, x, y, side) {
+    const radius = Math.max(1, side * 0.13);
     context.fillStyle = this.#palette.panel;
     context.beginPath();
-    context.arc(x + side / 2, y + side / 2, Math.max(1, side / 5), 0, 2 * Math.PI);
+    context.arc(x + side - radius - side * 0.08, y + radius + side * 0.08, radius, 0, 2 * Math.PI);
     context.fill();
   }
 
@@ -277,11 +278,12 @@ export class BlockMap {
       const [x, y] = this.#place(block - first);
       context.strokeRect(x + half, y + half, side - 2 * half, side - 2 * half);
       if (size >= 20) {
-        context.fillStyle = p.ink;
+        context.fillStyle = this.#blocks.shared(block) ? p.panel : p.ink;
         context.font = `600 ${Math.min(11, size * 0.42)}px Inter, system-ui, sans-serif`;
         context.textAlign = "center";
         context.textBaseline = "middle";
-        context.fillText(String(place), x + side / 2, y + side / 2 + 0.5);
+        const aside = this.#blocks.shared(block) ? side * 0.09 : 0; // from its mark
+        context.fillText(String(place), x + side / 2 - aside, y + side / 2 + 0.5 + aside);
       }
     }
     if (this.#cursor >= first && this.#cursor < last) {

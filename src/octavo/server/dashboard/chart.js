@@ -34,12 +34,9 @@ export class Chart {
   #cursor = null; // seconds before now, or null
   #data = null;
 
-  /** lines: [{key, name}]; format: of a value; most: a fixed top. */
-  constructor(parent, { title, lines, format, most = null }) {
-    this.title = title;
-    this.lines = lines;
-    this.format = format;
-    this.most = most;
+  /** lines: [{key, name}]; format: of a value; axis: the same where room is short; most: a fixed top. */
+  constructor(parent, { title, lines, format, axis = format, most = null }) {
+    Object.assign(this, { title, lines, format, axis, most });
     const id = `chart-${++made}`;
     const figure = element("figure", parent, { class: "card chart", "aria-labelledby": id });
     const caption = element("figcaption", figure);
@@ -185,7 +182,7 @@ export class Chart {
     context.textAlign = "right";
     for (const value of [0, top / 2, top]) {
       const at = Math.round(y(value));
-      context.fillText(this.format(value), LEFT - 6, at);
+      context.fillText(this.axis(value), LEFT - 6, at);
       context.globalAlpha = value === 0 ? 1 : 0.6;
       context.fillStyle = colours.line;
       context.fillRect(LEFT, at, width - LEFT - RIGHT, 1);

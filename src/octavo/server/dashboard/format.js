@@ -32,6 +32,11 @@ export function seconds(value) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** Seconds beside an axis. */
+export function tick(value) {
+  return value < 1 ? seconds(value) : `${figure(value)} s`;
+}
+
 /** How long ago, without haste: it is shown, not measured. */
 export function ago(value) {
   if (value < 1) return "now";
