@@ -239,8 +239,26 @@ def test_gguf_of_every_block_type_equals_transformers(kind: str, tmp_path: Path)
     reference, path = toys.blocks_of(kind, tmp_path / "m.gguf")
     ids = toys.prompt(30)
     wanted = toys.reference_logits(reference, ids)
-    found = toys.Paged(toys.load(path)).step([("a", ids)])[0]
+    model = toys.load(path, quantization="none")
+    found = toys.Paged(model).step([("a", ids)])[0]
     torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_blocks_are_computed_on_as_stored(tied: bool, tmp_path: Path) -> None:
+    """Values have the type of another than queries and keys: one product of both."""
+    reference = toys.make(
+        "llama", hidden_size=64, intermediate_size=64, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", "Q5_0", others={"v_proj": "Q8_0"})
+    model, ids = toys.load(path), toys.prompt(30)
+    assert "stored weights" in model.explain()["linear"]
+    embedded = model.embed(torch.tensor(ids))
+    assert torch.equal(embedded, reference.get_input_embeddings().weight[ids])
+    found = toys.Paged(model).step([("a", ids)])[0]
+    torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
+    assert "stored" not in toys.load(path, quantization="none").explain()["linear"]
 
 
 @pytest.mark.parametrize(

@@ -290,11 +290,13 @@ def write_gguf(
     drop: Sequence[str] = (),
     extra: Mapping[str, np.ndarray] = MappingProxyType({}),
     omit: Sequence[str] = (),
+    others: Mapping[str, str] = MappingProxyType({}),
     **metadata: Any,
 ) -> Path:
     """Store a toy model as a GGUF of block type `kind`, and give the model the stored values.
 
-    drop: parameters that are left out; omit: metadata keys that are.
+    drop: parameters that are left out; omit: metadata keys that are; others: block types of some
+    modules.
     """
     config = model.config
     arch = GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
@@ -317,7 +319,6 @@ def write_gguf(
         )
         add(f"{arch}.{name}", value)
     writer.add_eos_token_id(2)
-    quant = gguf.GGMLQuantizationType[kind]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():
         if name in drop:
@@ -330,8 +331,9 @@ def write_gguf(
             values = interleaved(values, order)
         stored, stored_kind = values, gguf.GGMLQuantizationType.F32
         if values.ndim == 2 and kind != "F32":
-            stored_kind = quant
-            if kind.endswith("_K") or kind.startswith("IQ"):
+            own = others.get(name.split(".")[-2], kind)
+            stored_kind = quant = gguf.GGMLQuantizationType[own]
+            if own.endswith("_K") or own.startswith("IQ"):
                 stored = _block_bytes(quant, values.shape)
             else:
                 stored = gguf.quantize(values, quant)

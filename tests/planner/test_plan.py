@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests import kit
+from tests.models import toys
 from tests.test_kv_groups import mixed
 
 from octavo import LLM
@@ -200,6 +201,22 @@ def test_weights_by_part_are_all_that_is_loaded(toy, name):
     assert plan.weight_bytes == sum(plan.weights.values()) == sum(taken)
     parts = {"embedding", "norms", "attention", "MLP"}
     assert set(plan.weights) == parts | (set() if name == "tied" else {"output head"})
+
+
+def test_stored_blocks_take_what_the_plan_says(tmp_path):
+    model = toys.make(
+        "llama", hidden_size=64, intermediate_size=64, head_dim=16, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    path = toys.write_gguf(model, tmp_path / "m.gguf", "Q5_0", others={"v_proj": "Q8_0"})
+    forms = {"Q5_0": 22, "Q8_0": 34}  # bytes of 32 values, as in the file
+    wanted = 0
+    for name, parameter in model.named_parameters():
+        each = forms["Q8_0" if "v_proj" in name else "Q5_0"] / 32
+        wanted += int(parameter.numel() * (each if parameter.ndim == 2 else 4))
+    plan = planned(path, dtype="float32")
+    assert plan.weight_bytes == sum(plan.weights.values()) == wanted
+    assert plan.quantization == "stored"
 
 
 def test_a_config_alone_gives_the_plan_of_the_whole_model(toy, tmp_path):

@@ -200,7 +200,7 @@ WEIGHT_ONLY = Arguments(
     x_stride=_I64, in_size=_I64, q=_POINTER, q_stride=_I64, sums=_POINTER, sums_stride=_I64,
     codes=_POINTER, terms=_POINTER, factors=_POINTER, table=_POINTER, bias=_POINTER, blocks=_I64,
     group_blocks=_I64, super_groups=_I64, panels=_I64, item_rows=_I64, activation=_I64,
-    out=_POINTER, out_size=_I64, scratch=_POINTER, scratch_size=_I64,
+    out=_POINTER, out_size=_I64, out_stride=_I64, scratch=_POINTER, scratch_size=_I64,
 )  # fmt: skip
 WEIGHT_ONLY_TALL = {16: 12, 8: 6}  # rows multiplied together, by the floats of a vector
 WEIGHT_ONLY_SPARE = 8  # rows beyond the last that are read, if memory allows, and not used

@@ -24,7 +24,7 @@ from octavo.kernels.cpu import (
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, Kernel, kernel
 from octavo.kernels.cpu.linear import CpuProducts
 from octavo.kernels.cpu.memory import MachineMemory
-from octavo.kernels.cpu.quantize import INT4, INT8, W4A8, W8A8
+from octavo.kernels.cpu.quantize import INT4, INT8, STORED, W4A8, W8A8
 from octavo.kernels.dispatch import Ops, reference_ops
 from octavo.kernels.sampling import Items, Logprobs, Masks
 
@@ -46,7 +46,7 @@ class CpuDevice:
     shares_host_memory = True
     pads_steps = False
     attention_order: Sequence[str] = ("cpu", "torch")
-    quantization: Sequence[str] = (INT8, INT4, W8A8, W4A8)
+    quantization: Sequence[str] = (INT8, INT4, W8A8, W4A8, STORED)
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float32)
 
     def __init__(self, config: EngineConfig) -> None:
@@ -87,7 +87,8 @@ class CpuDevice:
         return Ops.of(fused_call.CpuOps(dtype), reason)
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> CpuProducts:
-        return CpuProducts(dtype, max_rows, deterministic)
+        allocate = self._weights.empty if self._huge_pages else None
+        return CpuProducts(dtype, max_rows, deterministic, allocate)
 
     def decode_blocks(self, name: str, count: int, raw: torch.Tensor, out: torch.Tensor) -> bool:
         return gguf_call.decode(name, count, raw, out)

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.codes import Codes
+from octavo.kernels.codes import Codes, StoredMatrix
 from octavo.kernels.cpu import gemm_bf16_call as gemm_bf16
 from octavo.kernels.cpu import target
 from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batch_invariant
 from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Workspace
 from octavo.kernels.cpu.kernel import FLOAT_NAMES
-from octavo.kernels.cpu.quantize import WEIGHT_ONLY, pack, pack_weight_only
+from octavo.kernels.cpu.quantize import STORED, WEIGHT_ONLY, pack, pack_weight_only
+from octavo.kernels.cpu.stored import CodeTable, make_product, make_table
 from octavo.kernels.cpu.weight_only_call import WeightOnly, unit
+from octavo.kernels.cpu.weight_only_layout import Allocate
 
 # The row count that is passed to oneDNN as a layout hint. bf16: a hint of 1 gives blocks of 64
 # columns, any other hint blocks of 32. With AMX, results with the first are equal over nearly all
@@ -37,8 +39,15 @@ class CpuProducts:
     time of a long prompt. In fp32 all shapes are made invariant.
     """
 
-    def __init__(self, dtype: torch.dtype, max_rows: int = 2048, strict: bool = False) -> None:
-        self._max_rows = max_rows
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        max_rows: int = 2048,
+        strict: bool = False,
+        allocate: Allocate | None = None,
+    ) -> None:
+        """allocate: memory for rows that are computed on as stored; None: torch's."""
+        self._max_rows, self._allocate = max_rows, allocate
         self._strict = strict or dtype == torch.float32
         self._shapes: dict[tuple[int, int, bool], BatchInvariantRows] = {}
         self._has_tiles = dtype == torch.bfloat16 and target.has_tiles()
@@ -76,6 +85,20 @@ class CpuProducts:
         else:
             product = _plain(weight, bias)
         return self._invariant(product, weight, bias is not None, max_rows or self._max_rows)
+
+    def make_stored(
+        self, weight: StoredMatrix, bias: torch.Tensor | None = None, gate: str = ""
+    ) -> Product:
+        """See `layers.linear.StoredProducts.make_stored`."""
+        made = make_product(weight, bias, self._dtype, self._workspace, gate, self._allocate)
+        self._bytes[STORED] += made.num_bytes
+        return made
+
+    def table(self, weight: StoredMatrix) -> CodeTable:
+        """See `layers.linear.StoredProducts.table`."""
+        found = make_table(weight, self._dtype, self._workspace, self._allocate)
+        self._bytes[STORED] += found.num_bytes
+        return found
 
     def _invariant(
         self, product: Product, weight: torch.Tensor, has_bias: bool, max_rows: int
@@ -115,7 +138,7 @@ class CpuProducts:
 
     def _rows_of(self, method: str) -> str:
         """What the weights of a method are multiplied with, and on what."""
-        if method in WEIGHT_ONLY:
+        if method in (*WEIGHT_ONLY, STORED):
             return f"{FLOAT_NAMES[self._dtype]} rows on {unit(self._dtype)}"
         return f"int8 rows on {target.int8_unit()}s"
 

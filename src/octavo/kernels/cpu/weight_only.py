@@ -471,7 +471,8 @@ def _put(dtype: str) -> Any:
         columns, bias = geti(a + _ARGUMENTS.out_size), geti(a + _ARGUMENTS.bias)
         kind = geti(a + _ARGUMENTS.activation)
         column = panel * 32 if kind == 0 else panel * 16
-        out = geti(a + _ARGUMENTS.out) + (r * columns + column) * size
+        stride = geti(a + _ARGUMENTS.out_stride)
+        out = geti(a + _ARGUMENTS.out) + r * stride + column * size
         for i in range(n):
             here = sums + i * _SUMS
             for c in range(0, min(32 if kind == 0 else 16, columns - column), LANES):
@@ -483,7 +484,7 @@ def _put(dtype: str) -> Any:
                     if bias != 0:
                         up = vadd(up, vload(bias + (panel * 32 + 16 + c) * 4))
                     value = vmul(silu(value) if kind == 1 else gelu(value), up)
-                write(out + (i * columns + c) * size, value, columns - column - c)
+                write(out + i * stride + c * size, value, columns - column - c)
 
     return put
 

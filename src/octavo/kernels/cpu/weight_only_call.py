@@ -86,11 +86,19 @@ class WeightOnly:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See the class; x may have gaps between its rows."""
+        return self.into(x, empty((x.shape[0], self._width), self._dtype))
+
+    @property
+    def width(self) -> int:
+        """Columns of what it computes."""
+        return self._width
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The same in `out` [rows, width], whose rows may have gaps between them, too."""
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, (q_stride, sums_stride, scratch_size) = x.shape[0], self._sizes
         threads = min(openmp.threads(), self._threads)
-        out = empty((rows, self._width), self._dtype)
         spare = rows + _SPARE
         memory = empty(
             (spare * (q_stride + sums_stride) + threads * scratch_size + 64,), torch.uint8
@@ -98,7 +106,8 @@ class WeightOnly:
         q = Address(-(-address(memory) // 64) * 64)
         scratch = Address(q + spare * q_stride)
         arguments = self._pack(
-            rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out), q=q,
+            rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out),
+            out_stride=out.stride(0) * out.element_size(), q=q,
             scratch=scratch, sums=Address(scratch + threads * scratch_size),
         )  # fmt: skip
         self._kernel.run(arguments, threads)
