@@ -6,9 +6,12 @@ start     seconds from `octavo serve` to the first 200 from /health, caches warm
 overhead  W1 with 64 streaming clients: processor time per token of each process
 crowd     1,000 requests at once, 8 running: each ends as 200, or as 503 with Retry-After
 death     kill -9 of the engine under 32 streams: time until every client has an error; exit code
+dashboard W1's first requests over HTTP in turn without and with a reader of the dashboard's stream
+watched   the same offline: a loop of steps in one process, without and with views of the engine
 
-With --save each check becomes a row in benchmarks/results/serving.jsonl. The last line is JSON.
-Exit code 1 if a guarantee was broken.
+The last two run only when they are named. Their reader is no browser, which has its own share of a
+machine. With --save each check becomes a row in benchmarks/results/serving.jsonl. The last line is
+JSON. Exit code 1 if a guarantee was broken.
 """
 
 import argparse
@@ -26,16 +29,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from benchmarks.engines import model_file
 from benchmarks.peers.octavo_http import stream_body
 from benchmarks.rows import percentile, row, save
 from benchmarks.server import Reply, ServeProcess, Stops, ask, cpu_seconds, run_client
 from benchmarks.workloads import WORKLOADS, Job
+from octavo import SamplingParams
+from octavo.engine.watcher import Watcher
+from octavo.llm_engine import LLMEngine
+from octavo.server.dashboard_hub import INTERVAL_SECONDS, SHARE
 
 _FLAGS = ("--dtype", "bfloat16", "--no-load-progress", "--kv-cache-memory-bytes", str(1 << 30),
           "--max-model-len", "4096")  # fmt: skip
 _CROWD = 1000
 _STREAMS = 32
+_SOME = 8  # requests, of which a run takes a few seconds
 
 
 @contextlib.contextmanager
@@ -165,15 +175,110 @@ async def _killed(server: ServeProcess) -> tuple[list[float], int | None]:
     return [reply.end - killed for reply in replies], server.health()
 
 
+def dashboard(model: str, reps: int) -> dict[str, Any]:
+    jobs = WORKLOADS["W1"](0)[:_SOME]
+    walls: dict[str, list[float]] = {"closed": [], "open": []}
+    costs: dict[str, list[float]] = {"closed": [], "open": []}
+    events: list[int] = []
+    stops = Stops()
+    with serving(model, "--max-num-seqs", "64") as server:
+        asyncio.run(_streams(server.port, jobs, "warm"))
+        pids = (server.process.pid, server.engine_pid())
+        for name in _turns(reps):
+            before, begun = sum(map(cpu_seconds, pids)), time.monotonic()
+            seen = run_client(_watched(server.port, jobs, name, len(walls[name])))
+            walls[name].append(time.monotonic() - begun)
+            costs[name].append(sum(map(cpu_seconds, pids)) - before)
+            if name == "open":
+                events.append(seen)
+    cpu = {f"{name}_cpu_s": statistics.median(found) for name, found in costs.items()}
+    return {**_compared(jobs, walls), **cpu, "events": events, "stops": stops.count}
+
+
+async def _watched(port: int, jobs: list[Job], name: str, run: int) -> int:
+    """Run the jobs, with a dashboard if it is open; returns how many events it got."""
+    reader = Reply(b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    if name == "open":
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(lambda: reader, "127.0.0.1", port)
+    replies = await _streams(port, jobs, f"{name} {run}")
+    if name == "open":
+        transport.abort()
+    wanted = sum(job.max_tokens for job in jobs)
+    if sum(reply.output_tokens for reply in replies) != wanted:
+        raise RuntimeError(f"not all of the {wanted} tokens came")
+    return bytes(reader.raw).count(b"event: snapshot")
+
+
+def watched(model: str, reps: int) -> dict[str, Any]:
+    jobs = WORKLOADS["W1"](0)[:_SOME]
+    walls: dict[str, list[float]] = {"closed": [], "open": []}
+    options = {"dtype": "bfloat16", "load_progress": False, "max_num_seqs": 64,
+               "max_model_len": 4096, "kv_cache_memory_bytes": 1 << 30}  # fmt: skip
+    llm = LLMEngine(model, **options)
+    looks: list[float] = []
+    try:
+        for name in ("closed", *_turns(reps)):
+            llm.engine.reset_prefix_cache()
+            begun = time.monotonic()
+            looks += _stepped(llm, jobs, Watcher(llm.engine) if name == "open" else None)
+            walls[name].append(time.monotonic() - begun)
+    finally:
+        llm.close()
+    walls["closed"].pop(0)  # it warms what is cold
+    share = sum(looks) / sum(walls["open"])
+    found = {"views": len(looks), "view_ms": round(1e3 * statistics.median(looks), 3)}
+    return {**_compared(jobs, walls), **found, "share_of_time": round(share, 5)}
+
+
+def _stepped(llm: LLMEngine, jobs: list[Job], watcher: Watcher | None) -> list[float]:
+    """Run the jobs; returns the seconds of each look at the engine."""
+    for number, job in enumerate(jobs):
+        params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True)
+        llm.add_request(f"r{number}", {"prompt_token_ids": job.prompt}, params)
+    encoder, due = msgspec.msgpack.Encoder(), 0.0
+    looks: list[float] = []
+    while llm.has_unfinished_requests():
+        llm.step()
+        if watcher is not None and (now := time.monotonic()) >= due:
+            encoder.encode(watcher.view())
+            looks.append(time.monotonic() - now)
+            due = now + max(INTERVAL_SECONDS, looks[-1] / SHARE)
+    return looks
+
+
+def _turns(reps: int) -> list[str]:
+    """closed and open, each `reps` times, in turn, so that drift is shared: c o o c c o..."""
+    return [name for run in range(reps) for name in ("closed", "open")[:: 1 - 2 * (run % 2)]]
+
+
+def _compared(jobs: list[Job], walls: dict[str, list[float]]) -> dict[str, Any]:
+    """The throughput of each, and their ratio: of the medians, and pair by pair."""
+    tokens = sum(job.max_tokens for job in jobs)
+    rates = {name: tokens / statistics.median(found) for name, found in walls.items()}
+    pairs = [c / o for c, o in zip(walls["closed"], walls["open"], strict=True)]
+    return {
+        "workload": f"W1, its first {len(jobs)} requests",
+        **{f"{name}_tokens_per_s": round(rate, 1) for name, rate in rates.items()},
+        **{f"{name}_walls_s": [round(wall, 3) for wall in found] for name, found in walls.items()},
+        "open_of_closed": round(rates["open"] / rates["closed"], 4),
+        "pairs": [round(pair, 4) for pair in pairs],
+        "kept": rates["open"] >= 0.99 * rates["closed"],
+    }
+
+
 CHECKS: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "start": start, "overhead": overhead, "crowd": crowd, "death": death,
+    "dashboard": dashboard, "watched": watched,
 }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
-    parser.add_argument("--only", default=",".join(CHECKS), help="some of them, with commas")
+    parser.add_argument(
+        "--only", default="start,overhead,crowd,death", help="some of them, with commas"
+    )
     parser.add_argument("--reps", type=int, default=3, help="of start and overhead")
     parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
     args = parser.parse_args()

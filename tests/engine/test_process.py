@@ -28,6 +28,7 @@ from octavo.engine.messages import (
     Dead,
     Fault,
     Launch,
+    Look,
     Ready,
     Refused,
     Report,
@@ -36,6 +37,8 @@ from octavo.engine.messages import (
     Stop,
 )
 from octavo.engine.process import Loop
+from octavo.engine.watch import View
+from octavo.engine.watcher import Watcher
 from octavo.errors import EngineDeadError, QueueFullError, RequestError
 from octavo.params import SamplingParams
 from serving import PYTHONPATH, wait_until, write_model
@@ -291,6 +294,49 @@ def test_the_rates_of_an_idle_engine_fall_to_zero_and_then_it_sleeps(monkeypatch
     assert len(set(rates[peak:])) > 5
     assert sum(waits) >= 10_000  # the window
     assert now[0] < 100 + 20
+
+
+def test_a_view_is_computed_when_it_is_asked_for_and_never_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = []
+
+    def view(self: Watcher, followed: tuple[str, ...]) -> View:
+        views.append(followed)
+        return made(self, followed)
+
+    made = Watcher.view
+    monkeypatch.setattr(Watcher, "view", view)
+    engine = EngineCore(EngineConfig(swap_space=0), FakeRunner(), create_policy("fifo"))
+    context = zmq.Context()
+    ends = [context.socket(kind) for kind in (zmq.PULL, zmq.PUSH)]
+    ends[0].bind(f"ipc://{tmp_path}/in")
+    ends[1].connect(f"ipc://{tmp_path}/in")
+    encode, sent = msgspec.msgpack.encode, []
+
+    def send(report: object) -> None:
+        sent.append(report)
+        if isinstance(report, Step) and report.updates[0].finish_reason:
+            ended = report.updates[0].request_id
+            then = (Add(Submission("b", (4,), PARAMS)), Look(("b",))) if ended == "a" else (Stop(),)
+            for command in then:
+                ends[1].send(encode(command))
+
+    ends[1].send(encode(Add(Submission("a", (1, 2, 3), PARAMS))))
+    try:
+        parent_end, other = os.pipe()
+        with open(parent_end, "rb") as parent:
+            loop = Loop(engine, ends[0], SimpleNamespace(send=send), parent)
+            loop.run()
+        os.close(other)
+    finally:
+        context.destroy(linger=0)
+    assert views == [("b",)]
+    (found,) = [report for report in sent if isinstance(report, View)]
+    assert found.followed[0].id == "b"
+    assert any(row.id == "a" and row.reason == "length" for row in found.snapshot.requests)
+    steps = [n for n, report in enumerate(sent) if isinstance(report, Step)]
+    assert sum(n < sent.index(found) for n in steps) >= 5  # those of `a` came before
 
 
 def test_an_executor_that_fails_while_nothing_runs_ends_the_loop(tmp_path: Path) -> None:

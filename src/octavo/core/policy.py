@@ -103,7 +103,8 @@ class Policy(Protocol):
     Optional attributes: `displaces = False` for a policy whose `victim` is always None for a
     waiting request, which saves calls; `heeds_priority = False` or `heeds_deadline = False` for
     one that does not read `request.priority` or `request.deadline`: a request that sets it is
-    then rejected instead of ignored; `state`, a frozen value, is shown as `engine.stats.NAME`.
+    then rejected instead of ignored; `state`, a frozen value, is shown as `engine.stats.NAME`, and
+    where it has a text `reason` and a count `changes`, the dashboard says why the budget changed.
     Optional interfaces: `AdaptivePolicy`, `Gauged`.
     """
 
