@@ -224,6 +224,20 @@ def test_a_stream_that_is_not_taken_is_skipped_and_cut_when_the_server_ends() ->
     asyncio.run(run())
 
 
+def test_a_fault_of_our_own_ends_the_stream_and_is_in_the_log(caplog):
+    async def run() -> None:
+        hub, client = make()
+        client.capabilities = None
+        reader = hub.join(0, None)
+        end = await next_of(reader)
+        assert (end.retry, "its log says why" in end.reason) == (True, True)
+        hub.leave(reader)
+        assert not hub._watches
+
+    asyncio.run(run())
+    assert "AttributeError" in caplog.text
+
+
 def test_names_are_found_both_ways_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_hub, "_MOST_NAMES", 3)
     names = Names()

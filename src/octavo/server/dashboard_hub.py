@@ -11,7 +11,6 @@ Not here: what an update looks like (`server.dashboard_feed`), and HTTP (`server
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -192,7 +191,7 @@ class Watch:
         self._view: View | None = None  # the last one
         self._joined = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(_log_failure)
+        self._task.add_done_callback(self._ended)
 
     def wake(self) -> None:
         """Somebody joined: do not wait for the next time."""
@@ -202,6 +201,14 @@ class Watch:
         self._task.cancel()
         if self._asked is not None:
             self._asked.cancel()  # an answer that nobody waits for
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Nobody waits in vain where updates cannot be made any more."""
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("the dashboard's stream fails", exc_info=error)
+            for reader in self.readers:
+                text = "the server failed to make an update; its log says why"
+                reader.put(end_event(text, retry=True), last=True)
 
     async def _run(self) -> None:
         while True:
@@ -390,8 +397,3 @@ def _engine_row(
     if stats is None:
         return EngineRow(engine, problem, 0, 0, 0.0, deaths)
     return EngineRow(engine, problem, stats.running, stats.waiting, stats.kv_blocks_usage, deaths)
-
-
-def _log_failure(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled() and (error := task.exception()):
-        logger.error("the dashboard's feed failed", exc_info=error)
