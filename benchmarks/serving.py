@@ -45,7 +45,7 @@ _FLAGS = ("--dtype", "bfloat16", "--no-load-progress", "--kv-cache-memory-bytes"
           "--max-model-len", "4096")  # fmt: skip
 _CROWD = 1000
 _STREAMS = 32
-_SOME = 8  # requests, of which a run takes a few seconds
+_SOME = 6  # requests, of which a run takes a few seconds
 
 
 @contextlib.contextmanager
