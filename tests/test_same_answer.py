@@ -2,7 +2,7 @@
 
 Every run is compared with the request alone on a fresh engine: token ids are equal, and
 log-probabilities within 1e-4 (fp32). All of it once more with a KV cache of int8, whose codes must
-not depend on any of this either.
+not depend on any of this either, and (slow) with weights of 4 and 8 bits.
 """
 
 import random
@@ -56,12 +56,21 @@ def check_same(got, alone):
                 assert have[token].rank == entry.rank
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
+MODES = {
+    "float32": {"kv_cache_dtype": "float32"},
+    "int8": {"kv_cache_dtype": "int8"},
+    "weights-int8": {"quantization": "int8"},
+    "weights-int4": {"quantization": "int4"},
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(mode, marks=[pytest.mark.slow] * ("weights" in mode)) for mode in MODES],
+)
 def make(tiny_folder, request):
-    """Makes an engine with the KV cache of the day."""
-    return lambda **changes: LLM(
-        str(tiny_folder), **options(kv_cache_dtype=request.param, **changes)
-    )
+    """Makes an engine with the KV cache or the weights of the day."""
+    return lambda **changes: LLM(str(tiny_folder), **options(**MODES[request.param], **changes))
 
 
 @pytest.fixture(scope="module")
