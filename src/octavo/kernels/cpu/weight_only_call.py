@@ -100,10 +100,8 @@ class WeightOnly:
         rows, (q_stride, sums_stride, scratch_size) = x.shape[0], self._sizes
         threads = min(openmp.threads(), self._threads)
         spare = rows + _SPARE
-        memory = empty(
-            (spare * (q_stride + sums_stride) + threads * scratch_size + 64,), torch.uint8
-        )
-        q = Address(-(-address(memory) // 64) * 64)
+        size = spare * (q_stride + sums_stride) + threads * scratch_size + 64
+        q = Address(-(-self._workspace.memory(size) // 64) * 64)
         scratch = Address(q + spare * q_stride)
         arguments = self._pack(
             rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out),
