@@ -1,6 +1,7 @@
 """The dashboard's page in a headless Chromium, against a real server over the scripted executor."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ NAMED = {
 def test_every_control_has_a_name_and_the_page_has_landmarks(shown: Page) -> None:
     tree = shown.tree()
     roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree]
-    assert [role for role, name in roles if role in NAMED and not name.strip()] == []
+    assert [role for role, name in roles if role in NAMED and not re.search("[A-Za-z]", name)] == []
     assert {"banner", "main", "region", "alert", "status"} - {role for role, _ in roles} <= {
         "alert"
     }
