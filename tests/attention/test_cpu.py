@@ -101,6 +101,37 @@ def test_codes_lie_as_documented(dtype: torch.dtype, block_size: int, codes: tor
         assert torch.equal(scales.contiguous().view(torch.float32)[rows, :, at], scale)
 
 
+def attend_to(run: Sequences, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The last query of a run's only sequence over other keys and values."""
+    length, codes = run.lengths[0], run.cache.dtype
+    run.backend.write(k, v, run.cache, paging.metadata([(length, length)], run.block_size))
+    run.k, run.v = [paging.decoded(k, codes)], [paging.decoded(v, codes)]
+    return run.attend([1])[0]
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_sums_of_the_largest_codes(codes: torch.dtype) -> None:
+    """Every code as large as can be: 256 dimensions in a score, 256 keys in a weighted sum."""
+    run = Sequences(CpuAttention(), spec_of(3, 1, 256), [256], 16, torch.bfloat16, kv_dtype=codes)
+    run.q[0][:] = 1.5
+    for sign in (1.0, -1.0):
+        k = torch.full((256, 1, 256), 2.0 * sign).bfloat16()
+        out = attend_to(run, k, 3.0 * sign * torch.ones_like(k))
+        assert_close(out, run.expected(0)[-1:])
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_a_key_with_most_of_the_weight_and_small_values(codes: torch.dtype) -> None:
+    """As the first token of many models: what the others weigh must not be lost in rounding."""
+    run = Sequences(CpuAttention(), spec_of(3, 1, 64), [300], 16, torch.bfloat16, kv_dtype=codes)
+    k, v = (torch.randn(300, 1, 64).bfloat16() for _ in range(2))
+    k[0], v[0] = run.q[0][-1].mean(0) * 3.5, v[0] / 4096
+    out = attend_to(run, k, v)
+    weights = torch.softmax(run.q[0][-1].float() @ run.k[0][:, 0].T / 8, dim=1)
+    assert weights[:, 0].min() > 0.6
+    assert_close(out, run.expected(0)[-1:])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 5, 31, 100, 256, 300, 5000])
 def test_mdl_11_sliding_window(window: int, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ _COUNTER, _POINTER, _I64, _F64 = Kind.COUNTER, Kind.POINTER, Kind.I64, Kind.F64
 
 SPLIT_KEYS = 256  # keys of a KV split: K and V of one head of 64 take 64 KB in bfloat16
 QUERY_ROWS = 32  # rows of a product; 32 x SPLIT_KEYS scores take 32 KB
-AHEAD_KEYS = 64  # how far ahead keys and values are prefetched
+AHEAD_KEYS, AHEAD_CODES = 64, 128  # how far ahead keys and values are prefetched: 8 KB in 16 bits
 SCORE_STRIDE = SPLIT_KEYS * 4 + 64  # a cache line more, so that rows fall on different sets
 
 # q_stride: bytes from token to token. step: the address of an ATTENTION_STEP.
@@ -56,7 +56,7 @@ ATTENTION_SPLIT = Record(start=_I64, count=_I64, k_stride=_I64, v_keys=_I64)
 # A thread's scratch: areas at fixed offsets, then from Q on those of `scratch_layout`.
 CONFIG, SPLIT, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 128, 1152, 2176, 2432, 2688, 4736
 BLOCK_AT = K_AT + 512  # addresses of the split's blocks, of the item's KV head
-K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # those of a KV split, float32; then those of V
+K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # right behind S: those of a KV split, float32; then V's
 V_SCALES = K_SCALES + SPLIT_KEYS * 4
 Q = V_SCALES + SPLIT_KEYS * 4
 RUN = 16  # keys whose codes of a pair of dimensions of K are contiguous

@@ -87,14 +87,14 @@ def _locate(half: bool, coded: bool) -> Any:
 
 
 @jit
-def _end_of_k(scratch, vectors, values, count):
+def _end_of_k(scratch, vectors, values, count, ahead):
     """Repeat the last of `vectors` vectors of K up to whole groups of four. Behind those of `count`
-    vectors are what is read next: the first vectors of V, `values` bytes behind those of K."""
+    vectors are what is read next: V of the first `ahead` keys, `values` bytes behind K."""
     pointers = scratch + abi.K_AT
     for i in range(vectors, (vectors + 3) // 4 * 4):
         seti(pointers + 8 * i, geti(pointers + 8 * vectors - 8))
     end = pointers + (count + 3) // 4 * 4 * 8
-    for i in range(abi.AHEAD_KEYS // LANES):
+    for i in range(ahead // LANES):
         seti(end + 8 * i, geti(pointers + 8 * min(i, count - 1)) + values)
 
 
@@ -139,7 +139,7 @@ def load_k(half: bool, tiles: bool) -> Any:
                 gather(a, item, here, start + i * keys, start + count - 1)
                 seti(pointers + 8 * i, here)
         values = block_size * geti(step + _STEP.dim) * (4 // pair)
-        _end_of_k(scratch, vectors, values, (count + keys - 1) // keys)
+        _end_of_k(scratch, vectors, values, (count + keys - 1) // keys, abi.AHEAD_KEYS)
         if not tiles and count % block_size != 0:  # `load_v` copies the last block
             here = geti(scratch + abi.BLOCK_AT + 8 * (blocks - 1)) + values
             for line in range(here, here + values, 64):
@@ -272,7 +272,8 @@ def point_to_k() -> Any:
                 gather(scratch, here, i, blocks, dim)
                 seti(pointers + 8 * vectors, here)
                 vectors += 1
-        _end_of_k(scratch, vectors, block_size * dim, (count + LANES - 1) // LANES)
+        count = (count + LANES - 1) // LANES
+        _end_of_k(scratch, vectors, block_size * dim, count, abi.AHEAD_CODES)
         _load_scales(a, scratch, blocks)
 
     return load
@@ -297,6 +298,7 @@ def announce_next(half: bool, coded: bool) -> Any:
     """A function that writes, behind the pieces of V, where the keys lie that are read next, and
     prefetches their scales."""
     head_bytes = _head_bytes(half, coded)
+    ahead = abi.AHEAD_CODES if coded else abi.AHEAD_KEYS
 
     @jit
     def announce_next(a, item, scratch, index):
@@ -316,7 +318,7 @@ def announce_next(half: bool, coded: bool) -> Any:
         base = geti(a + _CALL.cache) + geti(following + _ITEM.kv_head) * nbytes
         blocks = (keys + block_size - 1) // block_size
         pieces = (geti(split + _SPLIT.count) + block_size - 1) // block_size
-        for i in range(max(1, abi.AHEAD_KEYS // block_size)):
+        for i in range(max(1, ahead // block_size)):
             here = base + get32(entries + 4 * min(i, blocks - 1)) * stride
             seti(scratch + abi.V_AT + 8 * (pieces + i), here)
         for i in range(blocks if coded else 0):

@@ -154,6 +154,7 @@ def _first_key(step, end):
 def softmax(kind: str, coded: bool) -> Any:
     """The softmax for products of one kind (see `tiles`), over a cache of values or of codes."""
     weights = _weights(kind, coded)
+    decoded = coded and kind not in ("int8", "fp8")  # those products apply the scales of K
     size = 4 if kind == "float32" else 2
 
     @jit
@@ -167,7 +168,7 @@ def softmax(kind: str, coded: bool) -> Any:
             low, high = _first_key(step, high), min(high, abi.SPLIT_KEYS)
             row, top = scratch + abi.S + r * abi.SCORE_STRIDE, _NONE
             if low < high:
-                if coded:
+                if decoded:
                     _scale(row, low, high, scratch + abi.K_SCALES)
                 if cap > 0.0:
                     begin, end = low // _UNROLL * 4, (high + _UNROLL - 1) // _UNROLL * 4

@@ -16,8 +16,9 @@ words in order, in float32, so a row's result depends only on the row. The kinds
     fp8       K and V are codes, which become bfloat16 in registers; Q and P are bfloat16
     tiles     AMX: 16 rows x 16 keys x 32 deep in one instruction
 
-Codes lie in pairs like bfloat16, a byte each: a vector is half as many bytes. The scale of a row
-of int16 follows its words (Q), or its SPLIT_KEYS scores (P).
+Codes lie in pairs like bfloat16, a byte each: a vector is half as many bytes. Their scores are
+multiplied by the scales of K, which lie behind the scores of QUERY_ROWS rows. The scale of a row of
+int16 follows its words (Q), or its SPLIT_KEYS scores (P).
 
 Measured on a Xeon with AMX, one core: 3.0 TF/s for 2 x 2 tiles with their loads; a tile of 16
 keys deep takes as long as one of 32, so V is gathered into pieces of 32 keys.
@@ -29,8 +30,8 @@ All give the same two functions (strides in bytes):
     weighted(o, p, rows, values, pieces, words, dim)
         values: addresses of `pieces` pieces of V of `words` words of `dim` dimensions
 
-On vector units both prefetch what is read next from memory: the vectors of K that are AHEAD places
-after those which are multiplied, and the pieces of V as many keys after. So `keys` and `values` go
+On vector units both prefetch what is read next from memory: K and V of the keys that
+are AHEAD_KEYS or AHEAD_CODES after those which are multiplied. So `keys` and `values` go
 on with the addresses of what follows them. Into the second cache: measured on Zen 4 in pieces of 1
 to 4 KB in random order, two cores read 14 to 17 GB/s without, 15 to 19 with prefetches into the
 first cache, and 25 to 26 with those into the second, 4 to 8 KB ahead.
@@ -43,7 +44,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu.abi import AHEAD_KEYS, SCORE_STRIDE, SPLIT_KEYS
+from octavo.kernels.cpu.abi import AHEAD_CODES, AHEAD_KEYS, QUERY_ROWS, SCORE_STRIDE, SPLIT_KEYS
 from octavo.kernels.cpu.amx import store_tiles, sum_tiles
 from octavo.kernels.cpu.simd import (
     F32,
@@ -71,8 +72,6 @@ from octavo.kernels.cpu.simd import (
     store,
 )
 
-AHEAD = AHEAD_KEYS // LANES  # vectors of K
-
 # Rows and vectors of a register tile: accumulators, vectors of K and one of Q fit in the
 # 32 registers of AVX-512, or in 16.
 ROWS, VECTORS = (6, 4) if LANES == 16 else (4, 2)
@@ -81,6 +80,11 @@ Emit = Callable[..., Any]
 
 
 _LOADS = {"int8": load_int8_pairs, "fp8": load_fp8_pairs}
+
+
+def _ahead(kind: str) -> int:
+    """Keys between what is multiplied and what is prefetched."""
+    return AHEAD_CODES if kind in _LOADS else AHEAD_KEYS
 
 
 def _vector_bytes(kind: str) -> int:
@@ -146,13 +150,22 @@ def _no_sums(kind: str, count: int) -> list[Any]:
     return [consti(0) if kind == "int8" else const(0.0)] * count
 
 
-def _scaled(b: Any, kind: str, sums: Any, scales: Any) -> Any:
+def _scaled(b: Any, kind: str, sums: Any, scales: Any) -> list[Any]:
     """Sums of integers as float32; scales: the address of each row's."""
     if kind != "int8":
-        return sums
+        return list(sums)
     vectors = len(sums) // len(scales)
     factors = [splat(b, load(b, address, F32)) for address in scales]
     return [b.fmul(b.sitofp(x, VF), factors[i // vectors]) for i, x in enumerate(sums)]
+
+
+def _scaled_scores(b: Any, kind: str, sums: Any, scales: Any, of_keys: Any) -> list[Any]:
+    """Scores of codes times the scales of K, VECTORS vectors at `of_keys`."""
+    scores = _scaled(b, kind, sums, scales)
+    if kind not in _LOADS:
+        return scores
+    factors = [load(b, offset(b, of_keys, j * LANES * 4), VF) for j in range(VECTORS)]
+    return [b.fmul(x, factors[i % VECTORS]) for i, x in enumerate(scores)]
 
 
 def _store_all(b: Any, sums: Any, base: Any, stride: Any, vectors: int) -> None:
@@ -168,9 +181,11 @@ def _rows(b: Any, base: Any, stride: Any, rows: int) -> list[Any]:
 def _scores(kind: str, rows: int) -> Emit:
     """S[rows, VECTORS * LANES keys] over all words; keys[j] is the address of LANES keys."""
 
-    def scores(b, s, q, q_stride, keys, words, k_stride):
+    def scores(b, s, q, q_stride, keys, words, k_stride, of_keys):
         groups = [load(b, offset(b, keys, 8 * j), I64) for j in range(VECTORS)]
-        later = [load(b, offset(b, keys, 8 * (AHEAD + j)), I64) for j in range(VECTORS)]
+        later = [
+            load(b, offset(b, keys, 8 * (_ahead(kind) // LANES + j)), I64) for j in range(VECTORS)
+        ]
         queries = _rows(b, q, q_stride, rows)
 
         def body(i, *sums):
@@ -182,7 +197,8 @@ def _scores(kind: str, rows: int) -> Emit:
 
         sums = loop(b, words, _no_sums(kind, rows * VECTORS), body)
         scales = [b.add(x, b.mul(words, I64(4))) for x in queries]
-        _store_all(b, _scaled(b, kind, sums, scales), s, I64(SCORE_STRIDE), VECTORS)
+        found = _scaled_scores(b, kind, sums, scales, of_keys)
+        _store_all(b, found, s, I64(SCORE_STRIDE), VECTORS)
 
     return scores
 
@@ -194,7 +210,7 @@ def _weighted(kind: str, vectors: int, rows: int) -> Emit:
     def weighted(b, o, p, values, pieces, words, stride, at):
         weights = _rows(b, p, I64(SCORE_STRIDE), rows)
         v_stride = b.mul(stride, I64(size // LANES))
-        ahead = b.udiv(I64(AHEAD_KEYS // (1 if kind == "float32" else 2)), words)
+        ahead = b.udiv(I64(_ahead(kind) // (1 if kind == "float32" else 2)), words)
         ahead = b.select(b.icmp_signed(">", ahead, I64(0)), ahead, I64(1))
 
         def address(i):
@@ -248,10 +264,11 @@ def _switch_rows(b: Any, rows: Any, make: Callable[[int], Emit], *values: Any) -
 
 
 def _scores_of(kind: str) -> Any:
-    def scores(b, rows, s, q, q_stride, keys, words, k_stride):
-        _switch_rows(b, rows, partial(_scores, kind), s, q, q_stride, keys, words, k_stride)
+    def scores(b, rows, s, q, q_stride, keys, words, k_stride, of_keys):
+        make = partial(_scores, kind)
+        _switch_rows(b, rows, make, s, q, q_stride, keys, words, k_stride, of_keys)
 
-    return op(types.void, *[_ADDRESS] * 7)(scores)
+    return op(types.void, *[_ADDRESS] * 8)(scores)
 
 
 def _weighted_of(kind: str, vectors: int) -> Any:
@@ -275,7 +292,8 @@ def vector_products(kind: str) -> tuple[Any, Any]:
             n = _next_rows(rows - r)
             for v in range(0, vectors, VECTORS):
                 to, at = s + r * SCORE_STRIDE + v * step, q + r * q_stride
-                some_scores(n, to, at, q_stride, keys + 8 * v, words, k_stride)
+                of_keys = s + QUERY_ROWS * SCORE_STRIDE + v * step
+                some_scores(n, to, at, q_stride, keys + 8 * v, words, k_stride, of_keys)
             r += n
 
     @jit
