@@ -3,7 +3,8 @@
 Ids are those of `kit.write_tokenizer`: bytes, then BOS, EOS, EOT, then pieces. In a prompt,
 `[[65, 66]]` scripts the answer's ids (the last such list counts; then end-of-text), and words
 give orders: `!raise` fails the step, `!kill` the process, `!stop` freezes it, `!fail` fails
-this row alone, `!slow` takes 20 ms a token. Without a script the answer is the alphabet, round
+this row alone, `!empty` does by the request's own fault, `!slow` takes 20 ms a token. Without a
+script the answer is the alphabet, round
 and round.
 
 `python tests/fake_engine.py ...` is `octavo serve ...` over this executor.
@@ -37,6 +38,9 @@ class ScriptedRunner(FakeRunner):
     def _row(self, row: PlanRow, step: int) -> RowResult:
         if row.samples and "!fail" in self._text(row, step):
             return RowResult(row.request_id, error="this request was told to fail")
+        if row.samples and "!empty" in self._text(row, step):
+            error = "no token is left to draw"
+            return RowResult(row.request_id, error=error, error_param="bad_words")
         return super()._row(row, step)
 
     def _text(self, row: PlanRow, step: int) -> str:

@@ -92,7 +92,15 @@ class NotEnoughMemoryError(ConfigError):
 
 
 class EngineError(OctavoError, RuntimeError):
-    """Something failed inside the engine."""
+    """Something failed inside the engine.
+
+    param: the field of the request that asks for what turned out to be impossible while it ran;
+    None for a fault of the engine.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class PeerLostError(EngineError):

@@ -165,6 +165,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    error_param: str | None = None  # the request's field that causes it; None: the engine's fault
 
     def as_dict(self) -> dict[str, Any]:
         known = self.prompt_logprobs

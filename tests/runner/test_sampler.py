@@ -515,6 +515,10 @@ def test_nothing_left_to_draw_is_that_rows_error():
     assert [s.token_id for s in found] == [0, -1, 3]
     masked = torch.full((1, 40), float("-inf"))
     assert "no token is left" in sample(masked, [spec()])[0].error
+    # Whose fault it is: the request's, by a field of it, or that of the model's logits.
+    assert [found[1].error_param, sample(masked, [spec()])[0].error_param] == [
+        "allowed_token_ids", None,
+    ]  # fmt: skip
 
 
 def test_masked_logits_are_never_drawn():
@@ -701,5 +705,6 @@ def test_a_mask_that_fails_or_leaves_nothing_is_an_error_of_its_row():
     ]  # fmt: skip
     failed, fine, empty = sample(chain().expand(3, -1), specs)
     assert failed.error == "the grammar failed: no reason"
+    assert (failed.error_param, empty.error_param) == (None, "structured_outputs")
     assert fine.token_id == 0
     assert "structured_outputs" in empty.error

@@ -395,6 +395,17 @@ def test_one_request_that_fails_fails_alone(server):
     server.assert_idle()
 
 
+def test_what_turns_out_to_be_impossible_is_the_requests_own_fault(server):
+    reply = server.post("/v1/completions", prompt="!empty")
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["message"], error["param"]) == ("no token is left to draw", "bad_words")
+    assert error["type"] == "invalid_request_error"
+    events = server.stream("!empty")
+    assert [e["error"]["param"] for e in events] == ["bad_words"]
+    server.assert_alive()
+
+
 def test_a_completion_without_max_tokens_gets_at_most_what_fits(server):
     for left in (1, 4, 15):
         reply = server.post("/v1/completions", prompt=[65] * (512 - left), ignore_eos=True)

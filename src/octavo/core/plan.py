@@ -137,7 +137,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
-    """What a row produced, or an error that ends only this request.
+    """What a row produced, or an error that ends only this request. error_param: the request's
+    field that causes it; None for a fault of the engine.
 
     choices: for each choice that the row draws for, the tokens that it gained: one, and one more
         for each accepted draft. logprobs: of those tokens.
@@ -148,6 +149,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    error_param: str | None = None
 
 
 def num_gained(row: PlanRow, drawn: Sequence[int]) -> int:

@@ -39,7 +39,7 @@ from octavo.outputs import FinishReason
 
 _Logprobs = tuple[TokenLogprobs | None, ...]
 # Tokens, their log-probabilities, why they end the request, a stop id of its own, an error.
-_Gain = tuple[tuple[int, ...], _Logprobs, FinishReason | None, int | None, str | None]
+_Gain = tuple[tuple[int, ...], _Logprobs, FinishReason | None, int | None, EngineError | None]
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -49,6 +49,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt token after the first); None otherwise. scheduled_time: when the request first started
     to run, with the first token; None otherwise. num_preemptions: of the choice, so far. complete:
     whether the choice ends since a grammar allows nothing more, so that its last token is text.
+    error_param: the request's field that causes the error; None for a fault of the engine.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     scheduled_time: float | None = None
     num_preemptions: int = 0
     complete: bool = False
+    error_param: str | None = None
 
 
 class Scheduler:
@@ -344,7 +346,7 @@ class Scheduler:
                 self._drop(request, row)
                 continue
             if gained.error is not None:
-                self._fail(request, gained.error, updates)
+                self._fail(request, gained, updates)
                 continue
             if row.num_prompt_logprobs is not None:
                 _collect(request, row, gained)
@@ -517,11 +519,14 @@ class Scheduler:
         reason: FinishReason | None = None
         stop: int | None = None
         error: str | None = None
+        error_param: str | None = None
         used = 0
         if request.constraint is not None:
-            tokens, logprobs, reason, stop, error = self._advance_held(
+            tokens, logprobs, reason, stop, failure = self._advance_held(
                 request, request.constraint, row, tokens, logprobs
             )
+            if failure is not None:
+                error, error_param = str(failure), failure.param
             computed = min(computed, len(request.tokens) - 1)
             if reason is None and not request.num_in_flight and request.num_computed > computed:
                 self.kv.rewind(request, computed)
@@ -559,6 +564,7 @@ class Scheduler:
             request.scheduled_at if first else None,
             request.num_preemptions,
             reason == "stop" and _is_complete(request),
+            error_param,
         )
 
     def _advance_held(
@@ -597,13 +603,13 @@ class Scheduler:
 
     def _append_held(
         self, request: Request, constraint: Constraint, token: int
-    ) -> tuple[FinishReason | None, int | None, str | None]:
+    ) -> tuple[FinishReason | None, int | None, EngineError | None]:
         """Append one token; why it ends the request, a stop id of its own, and an error."""
         request.tokens.append(token)
         try:
             constraint.advance(token)
         except EngineError as error:
-            return "error", None, str(error)
+            return "error", None, error
         return *self._end_of(request), None
 
     def _end_of(self, request: Request) -> tuple[FinishReason | None, int | None]:
@@ -617,12 +623,18 @@ class Scheduler:
             return "length", None
         return None, None
 
-    def _fail(self, request: Request, error: str, out: list[Update]) -> None:
+    def _fail(self, request: Request, gained: RowResult, out: list[Update]) -> None:
         """End this choice, or all choices that it still stands for, with an error."""
         indices = range(request.params.n) if request.to_fork else (request.index,)
         self._finish(request)
         out += [
-            Update(request.request_id, index, finish_reason="error", error=error)
+            Update(
+                request.request_id,
+                index,
+                finish_reason="error",
+                error=gained.error,
+                error_param=gained.error_param,
+            )
             for index in indices
         ]
 

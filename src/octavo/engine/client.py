@@ -44,7 +44,6 @@ from octavo.errors import (
 from octavo.log import get_logger
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.processes import Owner
-from octavo.structured_outputs import TOO_COMPLEX
 from octavo.text.markers import Markers
 from octavo.text.tokenizer import Tokenizer
 
@@ -57,8 +56,8 @@ class Batch:
     """The outputs of requests that were submitted together, as `(position, output)` pairs.
 
     Iterate once. Each pair holds what is new of one request since its last pair. Ends when all
-    have ended. Raises EngineError when one of them fails, RequestError for a form that turns out
-    to be too complex. `close` aborts what has not ended.
+    have ended. Raises EngineError when one of them fails, RequestError when it asks for what turns
+    out to be impossible. `close` aborts what has not ended.
     """
 
     def __init__(self, client: "EngineClient", ids: Sequence[str]) -> None:
@@ -116,8 +115,9 @@ class Batch:
                 request_id = next(iter(self._pending))
                 output = self._pending.pop(request_id)
                 if output.error is not None:
-                    refused = output.error == TOO_COMPLEX
-                    raise (RequestError if refused else EngineError)(output.error)
+                    refused = output.error_param is not None
+                    kind = RequestError if refused else EngineError
+                    raise kind(output.error, output.error_param)
                 if output.finished:
                     del self._open[request_id]
                 return self._position[request_id], output
@@ -143,7 +143,8 @@ def merge(old: RequestOutput, new: RequestOutput) -> RequestOutput:
             old.outputs.append(choice)
     old.prompt_logprobs = new.prompt_logprobs or old.prompt_logprobs
     old.num_cached_tokens = new.num_cached_tokens or old.num_cached_tokens
-    old.finished, old.metrics, old.error = new.finished, new.metrics, new.error
+    old.finished, old.metrics = new.finished, new.metrics
+    old.error, old.error_param = new.error, new.error_param
     return old
 
 

@@ -28,6 +28,7 @@ from octavo.core.plan import (
     row_result,
 )
 from octavo.errors import EngineError
+from octavo.structured_outputs import FIELD
 
 NextToken = Callable[[Sequence[int], SampleSpec], int]
 
@@ -215,7 +216,7 @@ class FakeRunner:
         try:
             tokens = [self._choose(history[: end - spec.offset], spec) for spec in row.samples]
         except EngineError as error:  # of a mask: the real sampler, too, fails the row alone
-            return RowResult(row.request_id, error=str(error))
+            return RowResult(row.request_id, error=str(error), error_param=error.param)
         logprobs = [
             None if count is None else self.logprobs(token, count, end - spec.offset)
             for token, spec in zip(tokens, row.samples, strict=True)
@@ -239,7 +240,7 @@ class FakeRunner:
         if spec.mask is not None:
             words = spec.mask.words()
             if not words.any():
-                raise EngineError("no token is left to draw")
+                raise EngineError("no token is left to draw", FIELD)
             while not words[token // 32] >> (token % 32) & 1:
                 token = (token + 1) % self.limits.vocab_size
         return token

@@ -179,8 +179,8 @@ class _Choice:
 class _State:
     """One request in flight."""
 
-    __slots__ = ("cached", "choices", "epoch", "error", "kind", "live", "markers", "metrics",
-                 "params", "prompt", "prompt_ids", "prompt_logprobs", "request_id",
+    __slots__ = ("cached", "choices", "epoch", "error", "error_param", "kind", "live", "markers",
+                 "metrics", "params", "prompt", "prompt_ids", "prompt_logprobs", "request_id",
                  "tokenizer")  # fmt: skip
 
     def __init__(
@@ -203,6 +203,7 @@ class _State:
         self.live = params.n
         self.cached = 0
         self.error: str | None = None
+        self.error_param: str | None = None
         self.epoch = epoch
         self.metrics = RequestMetrics(arrival_time + epoch)
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
@@ -232,7 +233,7 @@ class _State:
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *map(self._position, update.prompt_logprobs)]
         if update.error is not None:
-            self.error = update.error
+            self.error, self.error_param = update.error, update.error_param
         stopped = None
         choice.complete = update.complete
         hides_last = self._hides_last(choice, update.finish_reason)
@@ -288,6 +289,7 @@ class _State:
             self.cached,
             self.metrics,
             self.error,
+            self.error_param,
         )
 
     def _detokenizer(self) -> Detokenizer:

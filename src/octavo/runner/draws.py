@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from octavo.core.plan import SampleSpec, TokenLogprobs
+from octavo.errors import EngineError
 from octavo.kernels.sampling import Items, Logprobs
 from octavo.runner import sampler
 from octavo.runner.device import DrawsAhead
@@ -54,7 +55,7 @@ class _Batch:
         table = sampler.for_kernels(logits)
         self._specs = specs
         self._items, plain = sampler.items_of(specs, rows)
-        self._errors: dict[int, str] = {}
+        self._errors: dict[int, EngineError] = {}
         self._asking: list[int] = []
         self._logprobs: tuple[Items, Callable[[], Logprobs]] | None = None
         if plain or not any(sampler.adjusts(spec) for spec in specs):
@@ -89,7 +90,7 @@ class _Batch:
                     self._asking, sampler.token_logprobs(wanted, values), strict=True
                 )
             }
-        return sampler.sampled(self._items, self._errors, found)
+        return sampler.sampled(self._specs, self._items, self._errors, found)
 
 
 def launch_prompt_logprobs(

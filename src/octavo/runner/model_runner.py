@@ -603,9 +603,9 @@ def _row_results(
 def _row_result(row: PlanRow, drawn: list[Sampled], prompt: tuple[TokenLogprobs, ...]) -> RowResult:
     tokens = [d.token_id for d in drawn]
     # Draws after a rejected draft are not part of the answer, and may fail.
-    error = next((d.error for d in drawn[: num_gained(row, tokens)] if d.error), None)
+    failed = next((d for d in drawn[: num_gained(row, tokens)] if d.error), None)
     if any(entry.logprobs[0] != entry.logprobs[0] for entry in prompt):
-        error = NOT_NUMBERS
-    if error:
-        return RowResult(row.request_id, error=error)
+        return RowResult(row.request_id, error=NOT_NUMBERS)
+    if failed:
+        return RowResult(row.request_id, error=failed.error, error_param=failed.error_param)
     return row_result(row, tokens, [d.logprobs for d in drawn], prompt)

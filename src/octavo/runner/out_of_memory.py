@@ -120,5 +120,6 @@ def joined(first: Results, second: Results) -> Results:
         after,
         prompt_logprobs=before.prompt_logprobs + after.prompt_logprobs,
         error=before.error or after.error,
+        error_param=before.error_param if before.error else after.error_param,
     )
     return (*first[:-1], whole, *second[1:])

@@ -26,6 +26,7 @@ from octavo.kernels import sampling as ops
 from octavo.kernels.sampling import CopiesRows, DrawsMasked, EditsLogits, SamplingKernels
 from octavo.params import SamplingParams
 from octavo.runner.edits import edits
+from octavo.structured_outputs import FIELD
 
 _Floats = NDArray[np.float32]
 # A copy on the device of an array, under a name that stands for its buffer.
@@ -47,11 +48,13 @@ _MESSAGES = {
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """One drawn token; `token_id` is -1 when `error` says why there is none."""
+    """One drawn token; `token_id` is -1 when `error` says why there is none. error_param: the
+    request's field that causes it; None for a fault of the engine."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    error_param: str | None = None
 
 
 def sample(
@@ -72,9 +75,9 @@ def sample(
     items, plain = items_of(specs, rows)
     if plain:
         kernels.draw(table, items)
-        return sampled(items, {}, {})
+        return sampled(specs, items, {}, {})
     errors = _draw(kernels, table, specs, items)
-    return sampled(items, errors, _requested_logprobs(kernels, table, specs, items))
+    return sampled(specs, items, errors, _requested_logprobs(kernels, table, specs, items))
 
 
 def items_of(specs: Sequence[SampleSpec], rows: Sequence[int] | None) -> tuple[ops.Items, bool]:
@@ -153,7 +156,7 @@ def _draw(
     table: torch.Tensor,
     specs: Sequence[SampleSpec],
     items: ops.Items,
-) -> dict[int, str]:
+) -> dict[int, EngineError]:
     """Fill in tokens and status; returns {spec: error} for specs with unknown ids."""
     adjusted = [i for i, spec in enumerate(specs) if adjusts(spec)]
     if not adjusted:
@@ -161,7 +164,7 @@ def _draw(
         return {}
     if isinstance(kernels, EditsLogits):
         return _draw_edited(kernels, table, specs, items)
-    errors: dict[int, str] = {}
+    errors: dict[int, EngineError] = {}
     if isinstance(kernels, DrawsMasked):
         adjusted = [i for i in adjusted if _edits(specs[i])]
     if len(adjusted) < len(specs):
@@ -175,7 +178,7 @@ def _draw(
         masks = [_words(i, specs[i], errors) for i in group]
         _copy_rows(kernels, table, drawn["row"].copy(), masks, copies[: len(group)])
         for n, i in enumerate(group):
-            if error := _adjust(copies[n], specs[i]):
+            if (error := _adjust(copies[n], specs[i])) is not None:
                 errors[i] = error
         drawn["row"] = range(len(group))
         kernels.draw(torch.from_numpy(copies).to(table.device), drawn)
@@ -189,7 +192,7 @@ def _draw_unedited(
     specs: Sequence[SampleSpec],
     items: ops.Items,
     edited: Sequence[int],
-    errors: dict[int, str],
+    errors: dict[int, EngineError],
 ) -> None:
     """`_draw` for all specs but those of `edited`: with nothing but masks, if with that."""
     at = sorted(set(range(len(specs))) - set(edited)) if edited else list(range(len(specs)))
@@ -204,9 +207,9 @@ def _draw_unedited(
 
 def _draw_edited(
     kernels: EditsLogits, table: torch.Tensor, specs: Sequence[SampleSpec], items: ops.Items
-) -> dict[int, str]:
+) -> dict[int, EngineError]:
     """`_draw` from copies of rows on the device."""
-    errors: dict[int, str] = {}
+    errors: dict[int, EngineError] = {}
     for begin, copies, drawn in edited_rows(kernels, table, specs, items, errors):
         kernels.draw(copies, drawn)
         items["token"][begin : begin + len(drawn)] = drawn["token"]
@@ -219,7 +222,7 @@ def edited_rows(
     table: torch.Tensor,
     specs: Sequence[SampleSpec],
     items: ops.Items,
-    errors: dict[int, str],
+    errors: dict[int, EngineError],
     send: Send | None = None,
 ) -> Iterator[tuple[int, torch.Tensor, ops.Items]]:
     """(first spec, copies of rows as the specs change them, items of these), as many at a time as
@@ -238,8 +241,8 @@ def edited_rows(
                     masks[n] = _closed(spec.mask, vocab)
                 changes.append(edits(spec, vocab))
             except (IndexError, EngineError) as error:
-                known = isinstance(error, EngineError)
-                errors[begin + n] = str(error) if known else _unknown_id(spec, vocab)
+                known = error if isinstance(error, EngineError) else None
+                errors[begin + n] = known or _unknown_id(spec, vocab)
                 continue
             changes[-1]["place"] += n * vocab
             closed[n] = spec.params.allowed_token_ids is not None
@@ -261,14 +264,16 @@ def _close(
         rows[at] = rows[at].masked_fill_(closed, -torch.inf)
 
 
-def _words(number: int, spec: SampleSpec, errors: dict[int, str]) -> NDArray[np.int32] | None:
+def _words(
+    number: int, spec: SampleSpec, errors: dict[int, EngineError]
+) -> NDArray[np.int32] | None:
     """Of the mask of a spec, if it has one; one that fails is an error of spec `number`."""
     if spec.mask is None:
         return None
     try:
         words: NDArray[np.int32] = spec.mask.words()
     except EngineError as error:
-        errors[number] = str(error)
+        errors[number] = error
         return None
     return words
 
@@ -302,7 +307,10 @@ def _copy_row(table: torch.Tensor, row: int, into: _Floats) -> None:
 
 
 def sampled(
-    items: ops.Items, errors: dict[int, str], logprobs: dict[int, TokenLogprobs]
+    specs: Sequence[SampleSpec],
+    items: ops.Items,
+    errors: dict[int, EngineError],
+    logprobs: dict[int, TokenLogprobs],
 ) -> list[Sampled]:
     """What was drawn, from items with `token` and `status`; errors, logprobs: by spec."""
     tokens, status = items["token"].tolist(), items["status"].tolist()
@@ -310,9 +318,28 @@ def sampled(
         return [Sampled(token) for token in tokens]
     found = []
     for i, (token, state) in enumerate(zip(tokens, status, strict=True)):
-        error = errors.get(i) or _MESSAGES.get(state)
-        found.append(Sampled(-1, None, error) if error else Sampled(token, logprobs.get(i)))
+        error = errors.get(i)
+        if error is None and state in _MESSAGES:
+            param = _emptied(specs[i]) if state == ops.EMPTY else None
+            error = EngineError(_MESSAGES[state], param)
+        if error is None:
+            found.append(Sampled(token, logprobs.get(i)))
+        else:
+            found.append(Sampled(-1, None, str(error), error.param))
     return found
+
+
+def _emptied(spec: SampleSpec) -> str | None:
+    """Which field of the request leaves no token to draw; None if it asks for no such thing."""
+    params = spec.params
+    excluding: dict[str, object] = {
+        FIELD: spec.mask,
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": spec.bad_words,
+        "min_tokens": spec.min_tokens_left,
+        "logit_bias": params.logit_bias,
+    }
+    return next((name for name, asked in excluding.items() if asked), None)
 
 
 def _requested_logprobs(
@@ -394,7 +421,7 @@ def token_logprobs(items: ops.Items, found: ops.Logprobs) -> list[TokenLogprobs]
     return made
 
 
-def _adjust(row: _Floats, spec: SampleSpec) -> str | None:
+def _adjust(row: _Floats, spec: SampleSpec) -> EngineError | None:
     """Apply everything up to the temperature to one row [V], in place; an error or None."""
     try:
         _process(row, spec)
@@ -439,7 +466,7 @@ def _zeros(words: NDArray[np.int32], vocab: int) -> NDArray[np.bool_]:
     return found
 
 
-def _unknown_id(spec: SampleSpec, vocab_size: int) -> str:
+def _unknown_id(spec: SampleSpec, vocab_size: int) -> EngineError:
     named: dict[str, Iterable[int]] = {
         "allowed_token_ids": spec.params.allowed_token_ids or (),
         "bad_words": (token for word in spec.bad_words for token in word),
@@ -450,8 +477,10 @@ def _unknown_id(spec: SampleSpec, vocab_size: int) -> str:
     for name, ids in named.items():
         for token in ids:
             if token >= vocab_size:
-                return f"{name} has token id {token}; the vocabulary has {vocab_size} tokens"
-    return f"a token id is outside the vocabulary of {vocab_size} tokens"
+                return EngineError(
+                    f"{name} has token id {token}; the vocabulary has {vocab_size} tokens", name
+                )
+    return EngineError(f"a token id is outside the vocabulary of {vocab_size} tokens")
 
 
 def _penalize_repetition(row: _Floats, spec: SampleSpec, penalty: float) -> None:

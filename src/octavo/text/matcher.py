@@ -122,7 +122,9 @@ class Matcher:
 
     def _failure(self, otherwise: str) -> EngineError:
         problem = _why(self._state) or otherwise
-        return EngineError(problem if problem == TOO_COMPLEX else f"the grammar failed: {problem}")
+        if problem == TOO_COMPLEX:
+            return EngineError(problem, FIELD)
+        return EngineError(f"the grammar failed: {problem}")
 
     def _set_stop_ids(self, row: Words) -> None:
         at, bits = self._stop_ids // 32, np.left_shift(1, self._stop_ids % 32).astype(np.uint32)
