@@ -23,11 +23,18 @@ Processors = tuple[int, ...]  # their numbers, rising
 Node = list[Processors]  # its cores, each with its hardware threads
 
 
+def usable() -> frozenset[int]:
+    """The processors that this process may use; none where that is unknown."""
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        return frozenset()
+    return frozenset(os.sched_getaffinity(0))
+
+
 def shares(count: int) -> tuple[Processors, ...]:
     """Of each of `count` processes, from what this one may use; none where that is unknown."""
-    if not hasattr(os, "sched_getaffinity"):  # not Linux
+    if not (processors := usable()):
         return ()
-    nodes = read_nodes(os.sched_getaffinity(0))
+    nodes = read_nodes(processors)
     return divide(nodes, count, cgroup.processor_quota())
 
 

@@ -8,6 +8,7 @@ from octavo import topology
 from octavo.config import EngineConfig
 from octavo.engine import launcher
 from octavo.engine.launcher import gpus_of, local_launchers
+from octavo.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,20 @@ def test_where_processors_are_not_told_none_are_bound(monkeypatch):
     monkeypatch.setattr(topology, "shares", lambda count: ())
     of = local_launchers(EngineConfig(data_parallel_size=3))
     assert [of(engine)._processors for engine in range(3)] == [(), (), ()]
+
+
+def test_more_engines_than_a_machine_is_a_place_for(monkeypatch):
+    monkeypatch.setattr(topology, "usable", lambda: frozenset(range(4)))
+    launcher.local_launchers(EngineConfig(data_parallel_size=16))
+    with pytest.raises(ConfigError) as caught:
+        launcher.local_launchers(EngineConfig(data_parallel_size=1000))
+    said = str(caught.value)
+    assert "data_parallel_size is 1000" in said
+    assert "4 processors" in said
+    assert "at most 16 are started here" in said
+    assert "ray" in said
+    monkeypatch.setattr(topology, "usable", lambda: frozenset({0}))
+    launcher.local_launchers(EngineConfig(data_parallel_size=8))  # to try things
+    monkeypatch.setattr(topology, "usable", frozenset)  # unknown
+    monkeypatch.setattr(topology, "shares", lambda count: ())
+    launcher.local_launchers(EngineConfig(data_parallel_size=1000))

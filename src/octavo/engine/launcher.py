@@ -20,7 +20,7 @@ import zmq
 from octavo import devices, topology
 from octavo.config import EngineConfig
 from octavo.engine.messages import Launch, launch_line
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, counted
 from octavo.log import environment_for_child, get_logger, visible_gpus
 from octavo.processes import module_command
 from octavo.topology import Processors
@@ -36,6 +36,9 @@ _SHORT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 # Iterations (some 50 ns each) that libgomp's threads spin for more work before they sleep. The
 # default, thirty times as many, keeps busy the core that this process needs between two steps.
 SPIN_COUNT = "10000"
+# Engines that share a processor take turns, and each has a copy of the weights; on a small machine
+# a few are useful to try things.
+_ENGINES_PER_PROCESSOR, _FEW_ENGINES = 4, 8
 
 Exited = Callable[[str], None]
 AnySocket = zmq.Socket[bytes]
@@ -158,10 +161,14 @@ class _LocalProcess:
 
 
 def local_launchers(config: EngineConfig) -> Callable[[int], LocalLauncher]:
-    """Of each engine, by its number: on this machine, whose processors and GPUs they divide."""
+    """Of each engine, by its number: on this machine, whose processors and GPUs they divide.
+
+    Raises ConfigError for so many engines that this machine is no place for them.
+    """
     count, ranks = config.data_parallel_size, config.tensor_parallel_size
     if count == 1:
         return lambda engine: LocalLauncher()
+    _check_count(count, len(topology.usable()))
     processors = topology.shares(count) or [()] * count
     if 0 < (there := len({one for share in processors for one in share})) < count:
         logger.warning(
@@ -172,6 +179,18 @@ def local_launchers(config: EngineConfig) -> Callable[[int], LocalLauncher]:
     return lambda engine: LocalLauncher(
         processors[engine], gpus_of(engine, ranks, visible_gpus()) if uses_gpus else None
     )
+
+
+def _check_count(count: int, processors: int) -> None:
+    """processors: that there are; 0 where that is unknown."""
+    most = max(_FEW_ENGINES, _ENGINES_PER_PROCESSOR * processors)
+    if processors and count > most:
+        raise ConfigError(
+            f"data_parallel_size is {count}, and this machine has "
+            f"{counted(processors, 'processor')} for engines, each of which keeps all of the model "
+            f"in memory: at most {most} are started here, and {processors} have a processor each; "
+            "with distributed_executor_backend='ray' engines run on several machines"
+        )
 
 
 def gpus_of(engine: int, ranks: int, visible: Sequence[str] | None) -> str:

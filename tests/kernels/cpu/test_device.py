@@ -10,7 +10,7 @@ from tests import kit
 
 from octavo.config import EngineConfig
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi, huge_pages, memory
+from octavo.kernels.cpu import abi, huge_pages, memory, object_cache, openmp
 from octavo.kernels.cpu.kernel import Kernel, kernel
 from octavo.runner.device import cpu
 
@@ -89,3 +89,32 @@ def test_sums_over_ranks_are_compiled_ahead_where_there_are_ranks(ranks, monkeyp
     monkeypatch.setattr(Kernel, "compile_ahead", lambda first, others: wanted.extend(others))
     cpu(EngineConfig(dtype="float32", tensor_parallel_size=ranks)).start()
     assert (kernel(abi.ALL_REDUCE, "float32") in wanted) == (ranks > 1)
+
+
+def test_a_peak_with_compilation_in_it_is_measured_again(monkeypatch):
+    """On a first start, what the compiler takes is not what steps take."""
+    monkeypatch.setattr(object_cache, "object_file", lambda module, name: None)  # there is no cache
+    monkeypatch.setattr(object_cache, "link", lambda code, name: 1)
+    monkeypatch.setattr(openmp, "Function", lambda address: None)
+    hungry: list[bytes] = []
+
+    def compile_it(self):
+        hungry.append(b"x" * 150_000_000)
+        return b"code"
+
+    monkeypatch.setattr(Kernel, "_compile", compile_it)
+    steps = []
+
+    def step(made):
+        steps.append(made)
+        made.load()
+
+    one = Kernel("nowhere:made")
+    assert cpu(EngineConfig()).peak_of(lambda: step(one)) < 50_000_000
+    assert len(steps) == 2
+    assert cpu(EngineConfig()).peak_of(lambda: step(one)) < 50_000_000
+    assert len(steps) == 3  # a warm start measures once
+    # Ranks of one model must run the same steps, whichever of them compiles.
+    several = cpu(EngineConfig(tensor_parallel_size=2))
+    several.peak_of(lambda: step(Kernel("nowhere:other")))
+    assert len(steps) == 4

@@ -56,6 +56,20 @@ def record() -> Iterator[Recording]:
         _recording.reset(token)
 
 
+_compiled: ContextVar[list[str] | None] = ContextVar("compiled", default=None)
+
+
+@contextlib.contextmanager
+def note_compiled() -> Iterator[list[str]]:
+    """The names of the kernels that this thread compiles itself inside the `with`."""
+    names: list[str] = []
+    token = _compiled.set(names)
+    try:
+        yield names
+    finally:
+        _compiled.reset(token)
+
+
 def is_recording() -> bool:
     return _recording.get() is not None
 
@@ -152,6 +166,8 @@ class Kernel:
             if (code := self._cached()) is None:  # else another process was faster
                 code = self._compile()
                 object_cache.store(self._file, code)
+                if (names := _compiled.get()) is not None:
+                    names.append(self._name)
         return code
 
     @staticmethod
