@@ -11,6 +11,7 @@ Not here: what an update looks like (`server.dashboard_feed`), and HTTP (`server
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from importlib import import_module
 
 import msgspec
 
@@ -211,6 +212,9 @@ class Watch:
                 reader.put(end_event(text, retry=True), last=True)
 
     async def _run(self) -> None:
+        # Percentiles need it. Its first import takes long: as a part of the first update, it would
+        # put off the second one.
+        await asyncio.to_thread(import_module, "numpy")
         while True:
             self._joined.clear()
             view = await self._look()
