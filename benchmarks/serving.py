@@ -213,7 +213,7 @@ async def _watched(port: int, jobs: list[Job], name: str, run: int) -> int:
 def watched(model: str, reps: int) -> dict[str, Any]:
     jobs = WORKLOADS["W1"](0)[:_SOME]
     walls: dict[str, list[float]] = {"closed": [], "open": []}
-    options = {"dtype": "bfloat16", "load_progress": False, "max_num_seqs": 64,
+    options: dict[str, Any] = {"dtype": "bfloat16", "load_progress": False, "max_num_seqs": 64,
                "max_model_len": 4096, "kv_cache_memory_bytes": 1 << 30}  # fmt: skip
     llm = LLMEngine(model, **options)
     looks: list[float] = []

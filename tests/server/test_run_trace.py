@@ -1,4 +1,4 @@
-"""`octavo serve --trace`: the engine's process writes the file, and ends it with itself."""
+"""The trace of a server: the engine's process writes the file, and ends it with itself."""
 
 import trace_rules
 from serving import Server
