@@ -35,8 +35,10 @@ class EngineSpec:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-# The KV pool is given, so that peak memory beside it is a number: 46,000 tokens of SmolLM2.
-_OWN = {"dtype": "bfloat16", "load_progress": False, "kv_cache_memory_bytes": 1 << 30}
+# The KV pool is given, so that peak memory beside it is a number: 46,000 tokens of SmolLM2. Weights
+# are decoded, as the peers that take the same file or its folder have them.
+_STORED = {"dtype": "bfloat16", "load_progress": False, "kv_cache_memory_bytes": 1 << 30}
+_OWN = {**_STORED, "quantization": "none"}
 # By default vLLM keeps a core for itself.
 _VLLM_ALL_CORES = {
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{usable_cores() - 1}",
@@ -69,6 +71,7 @@ def _llama(stored: str, slots: int = 32, amx: bool = True) -> EngineSpec:
 
 ENGINES: dict[str, EngineSpec] = {
     "octavo": EngineSpec("octavo_llm", _OWN),
+    "octavo-stored": EngineSpec("octavo_llm", {**_STORED, "quantization": "gguf"}),
     "octavo-http": EngineSpec("octavo_http", _OWN),
     "octavo-http-ahead": EngineSpec("octavo_http", {**_OWN, "async_scheduling": True}),
     "octavo-stretch4": EngineSpec("octavo_llm", {**_OWN, "scheduler": "fifo,max_stretch=4"}),

@@ -73,7 +73,8 @@ class EngineConfig:
     quantization: str | None = _option(
         None,
         "quantize weights at load: int8, int4, or fp8 on a GPU; w8a8 and w4a8 on a CPU quantize "
-        "activations, too (AWQ, GPTQ and FP8 checkpoints need no option)",
+        "activations, too; gguf computes on a file as stored, none decodes it (AWQ, GPTQ and FP8 "
+        "checkpoints need no option)",
     )
     quantization_override: str | None = _option(
         None, "per-component quantization, such as lm_head=none,layers.0.*=int8"

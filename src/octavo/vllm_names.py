@@ -243,8 +243,9 @@ _ENGINE = [
           note="a CPU computes float16 in float32, which holds each of its values"),
     Entry(E, "quantization", Status.SUPPORTED,
           meaning=(("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
-          note="'awq' and 'gptq' (and '..._marlin') for checkpoints that are stored so; 'int8' and "
-               "'int4' quantize any model; 'w8a8' and 'w4a8' activations, too, on a CPU"),
+          note="'awq', 'gptq' (and '..._marlin') and 'gguf' for checkpoints that are stored so; "
+               "'int8' and 'int4' quantize any model; 'w8a8' and 'w4a8' activations, too, on a "
+               "CPU"),
     Entry(E, "device", Status.SUPPORTED,
           note="'auto', 'cpu', 'cuda', 'cuda:1'"),
     Entry(E, "scheduling_policy", Status.RENAMED, "scheduler", neutral=("fcfs",),

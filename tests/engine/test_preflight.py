@@ -68,7 +68,7 @@ MODEL_FREE = [
     ({"swap_path": "no-such-folder"}, "swap_path 'no-such-folder' is not a folder"),
 ]
 NAMES = [
-    ({"quantization": "nvfp4"}, "int8, int4, fp8 quantize any model.*awq, gptq"),
+    ({"quantization": "nvfp4"}, "int8, int4, fp8, w8a8, w4a8 quantize any model.*awq, gptq"),
     ({"quantization_override": "lm_head=int3"}, "quantization_override"),
     ({"attention_impl": "flash"}, "unknown attention_impl 'flash'; known: auto, cpu"),
 ]

@@ -44,7 +44,7 @@ class ToyDevice(ReferenceSampling):
     """Everything that `octavo.runner.device.Device` asks for."""
 
     name, torch_device, shares_host_memory, pads_steps = "toy", "cpu", True, False
-    attention_order, quantization = ("torch",), ()
+    attention_order, quantization, keeps_blocks = ("torch",), (), False
     dtypes = (torch.float32,)
 
     def __init__(self, config):

@@ -16,6 +16,7 @@ import kit
 from octavo import progress
 from octavo.checkpoint.gguf import FORMATS
 from octavo.errors import CheckpointError, ConfigError, NotEnoughMemoryError
+from octavo.kernels.cpu.device import CpuDevice
 from octavo.models.decoder import Decoder
 from octavo.models.files import INDEX, embedded_path
 
@@ -259,6 +260,23 @@ def test_blocks_are_computed_on_as_stored(tied: bool, tmp_path: Path) -> None:
     found = toys.Paged(model).step([("a", ids)])[0]
     torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
     assert "stored" not in toys.load(path, quantization="none").explain()["linear"]
+
+
+def test_blocks_are_decoded_where_tiles_are_faster_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    reference = toys.make("llama", **sizes, num_attention_heads=4, num_key_value_heads=2)
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", "Q8_0")
+    monkeypatch.setattr(CpuDevice, "keeps_blocks", False)
+    assert "stored" not in toys.load(path).explain()["linear"]
+    assert "stored weights" in toys.load(path, quantization="gguf").explain()["linear"]
+
+
+def test_only_a_file_in_blocks_is_computed_on_as_one(tmp_path: Path) -> None:
+    path = toys.write_gguf(toys.make("llama", head_dim=16), tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match="'gguf' is for GGUF files with quantized tensors"):
+        toys.load(path, quantization="gguf")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def check_names(config: EngineConfig) -> None:
     # Imported late: they bring in torch, and the web process checks its options without.
     from octavo.attention import registry as attention_registry
     from octavo.quant import registry as quant_registry
-    from octavo.quant.base import METHODS, NONE, quant_config
+    from octavo.quant.base import GGUF, METHODS, NONE, quant_config
 
     known = attention_registry.names()
     if config.attention_impl not in known:
@@ -89,13 +89,13 @@ def check_names(config: EngineConfig) -> None:
             f"unknown attention_impl {config.attention_impl!r}; known: {', '.join(known)}"
             f"{nearest(config.attention_impl, known)}"
         )
-    stored = quant_registry.methods()
+    stored = [*quant_registry.methods(), GGUF]
     if config.quantization not in (None, NONE, *METHODS, *stored):
         raise ConfigError(
             f"quantization {config.quantization!r} is not supported"
             f"{nearest(config.quantization or '', [*METHODS, *stored])}; {', '.join(METHODS)} "
             f"quantize any model while it is loaded, {', '.join(stored)} are taken for checkpoints "
-            f"that are stored so, a GGUF file needs no option, and {NONE!r} dequantizes either"
+            f"that are stored so, which needs no option, and {NONE!r} dequantizes them"
         )
     own = config.quantization if config.quantization in METHODS else None
     quant_config(own, config.quantization_override)

@@ -41,6 +41,7 @@ from octavo.models.spec import ModelSpec
 from octavo.models.weights import Upload, Weights
 from octavo.quant.base import (
     FP8,
+    GGUF,
     HEAD,
     INT4,
     INT8,
@@ -79,6 +80,11 @@ class QuantizingDevice(Protocol):
     @property
     def quantization(self) -> Collection[str]:
         """Methods (`quant.base.METHODS`) in which `products` multiplies quantized weights."""
+        ...
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether a file in blocks is computed on as stored where `quantization` is not given."""
         ...
 
 
@@ -380,8 +386,15 @@ def _quantization(
         computed = NONE
     if config.quantization == NONE:
         computed = None if stored is None else NONE
+    elif config.quantization == GGUF:
+        if not _holds_blocks(checkpoint):
+            raise ConfigError(
+                f"quantization {GGUF!r} is for GGUF files with quantized tensors; "
+                f"{config.model} has none; leave the option out"
+            )
+        computed = STORED
     elif stored is None and config.quantization is None and _holds_blocks(checkpoint):
-        computed = STORED if STORED in device.quantization else None
+        computed = STORED if device.keeps_blocks and STORED in device.quantization else None
     found = quant_config(config.quantization, config.quantization_override, computed)
     found.check(components)
     if lacking := sorted(found.methods - {NONE, *device.quantization}):

@@ -49,6 +49,7 @@ class CardDevice:
     shares_host_memory: bool = False
     attention_order: Sequence[str] = cards.ATTENTION_ORDER
     quantization: Collection[str] = cards.QUANTIZATION
+    keeps_blocks: bool = False
     dtypes: Collection[torch.dtype] = cards.DTYPES
 
     def default_dtype(self) -> torch.dtype:

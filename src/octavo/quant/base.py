@@ -22,6 +22,7 @@ from octavo.kernels.codes import Form
 NONE, INT8, INT4, FP8 = "none", "int8", "int4", "fp8"
 STORED = "stored"  # blocks of a file, each product in the types that it is stored in
 W8A8, W4A8 = "w8a8", "w4a8"  # with activations that are rounded to 8 bits
+GGUF = "gguf"  # asks for STORED by its name
 METHODS = (INT8, INT4, FP8, W8A8, W4A8)  # names that `quantization=` takes
 _HEADS = {INT4: INT8, W4A8: W8A8}  # 4 bits are too few for a head
 HEAD = "lm_head"

@@ -46,8 +46,8 @@ class Device(LoadingDevice, ComputesIn, SamplingKernels, StepCapture, Protocol):
     """One device of an engine.
 
     From `LoadingDevice` it inherits what a model is built with: `name`, `torch_device`,
-    `attention_order`, `quantization`, `ops`, `products`, `decode_blocks`; from `SamplingKernels`,
-    `draw` and `logprobs`; from `StepCapture`, `capture_sizes` and `capture`.
+    `attention_order`, `quantization`, `keeps_blocks`, `ops`, `products`, `decode_blocks`; from
+    `SamplingKernels`, `draw` and `logprobs`; from `StepCapture`, `capture_sizes` and `capture`.
     """
 
     @property

@@ -40,6 +40,7 @@ class _TritonDevice:
     runs_ahead = True
     attention_order: Sequence[str] = cards.ATTENTION_ORDER
     quantization: Sequence[str] = cards.QUANTIZATION
+    keeps_blocks = False
     warm_up_sizes: Sequence[int] = ()
     _graph_sizes: Sequence[int]
     dtypes: Collection[torch.dtype] = cards.DTYPES
