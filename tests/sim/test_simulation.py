@@ -31,6 +31,26 @@ def test_skipping_changes_nothing(policy: str, draws: int) -> None:
     skipping.scheduler.check()
 
 
+def test_a_prompt_of_one_token_may_be_all_there_is() -> None:
+    """Beside a request that runs: it ends with the step that computes its prompt."""
+    jobs = [Job(0.0, 2, 100), *(Job(0.3 * i, 1, 1) for i in range(1, 4))]
+    found = []
+    for skips in (False, True):
+        simulation = Simulation(
+            config(), limits(40), FIFOScheduler(), COST, jobs, plans_ahead=True, skips=skips
+        )
+        simulation.run()
+        found.append(state(simulation))
+    assert found[0] == found[1]
+
+
+def test_a_prompt_that_is_computed_token_by_token_reads_what_it_has() -> None:
+    """Not yet all of the prefix that it shares: a policy may give steps of one token."""
+    policy = create_policy("slo,p99_itl_ms=0.1,window=2")
+    jobs = [Job(0.0, 17, 1, 0, 1, 33), Job(0.0, 56, 4, 0, 1, 56)]
+    assert Simulation(config(), limits(40), policy, COST, jobs).run().output_tokens == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_skipping_changes_nothing_in_many_workloads(policy: str) -> None:

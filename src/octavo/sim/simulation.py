@@ -155,23 +155,24 @@ class Simulation:
             kv = self.scheduler.kv
             shape, unwritten = shape_of(plan, kv.block_size)
             if kv.pool.num_shared:
-                single = [row.request_id for row in plan.rows if len(row.token_ids) == 1]
-                shared = self._shared(self._live[name] for name in single)
-                shape = shape._replace(kv_shared=shared)
+                single = [row for row in plan.rows if len(row.token_ids) == 1]
+                read = ((self._live[row.request_id], row.start + 1) for row in single)
+                shape = shape._replace(kv_shared=self._shared(read))
             seconds = self._cost.seconds(shape)
             self._submitted.append(_Step(plan, shape, seconds, kv.pool.num_used, unwritten))
         else:
             self._submitted.append(_Step(plan, _NOTHING, 0.0, 0, 0))
 
-    def _shared(self, requests: Iterable[SimulatedRequest]) -> int:
-        """Tokens that these read from blocks of others among them, all but one reading of each."""
+    def _shared(self, reading: Iterable[tuple[SimulatedRequest, int]]) -> int:
+        """Tokens that requests, each of which reads so many, read from blocks of others among
+        them, all but one reading of each."""
         kv, shared = self.scheduler.kv, 0
         full = [group for group, spec in enumerate(kv.groups) if spec.window is None]
         if not kv.pool.num_shared or not full:
             return 0
         readers = Counter[int]()
-        for request in requests:
-            if blocks := request.shared_len // kv.block_size:
+        for request, tokens in reading:
+            if blocks := min(request.shared_len, tokens) // kv.block_size:
                 # Equal last blocks of prefixes follow equal blocks.
                 last = request.table.groups[full[0]][blocks - 1]
                 shared += blocks * kv.block_size if readers[last] else 0
@@ -273,8 +274,9 @@ class Simulation:
             return False
         if self._has_windows or pool.num_free < 2 * count * self.scheduler.kv.num_groups:
             return False
-        # Of those that end a prompt, no end is known yet.
-        prompts = [self._live[row.request_id] for row in rows if len(row.token_ids) > 1]
+        # Of those that end a prompt, be it with a row of one token, no end is known yet.
+        rows_of = [(self._live[row.request_id], len(row.token_ids)) for row in rows]
+        prompts = [request for request, size in rows_of if size > 1 or request.gained_at < 0]
         if any(r.max_tokens - r.num_output_tokens < _LEAST for r in prompts):
             return False
         return self._next_arrival() > self.now + plan.seconds
@@ -288,7 +290,7 @@ class Simulation:
         new = [0] * size  # requests that begin a block, by the number of the step
         for number in computed:
             new[-number % size] += 1
-        shared = self._shared(requests)
+        shared = self._shared((request, request.num_computed + 1) for request in requests)
         arrival = self._next_arrival()
         step = 0
 
