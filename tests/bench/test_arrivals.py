@@ -39,3 +39,8 @@ def test_burstiness_is_the_spread_of_the_gaps() -> None:
 def test_wrong_values_are_named(rate: float, burstiness: float) -> None:
     with pytest.raises(ConfigError, match=r"request_rate|burstiness"):
         arrival_times(3, rate, burstiness, 0)
+
+
+def test_a_seed_that_cannot_be_is_named() -> None:
+    with pytest.raises(ConfigError, match="seed must be at least 0, not -1"):
+        arrival_times(3, 1, 1, -1)

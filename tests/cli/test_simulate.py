@@ -92,7 +92,18 @@ def test_a_trace_and_a_named_workload(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--num-prompts", "0"], "num_prompts must be at least 1, not 0"),
         (["--request-rate", "0"], "request_rate must be above 0"),
         (["--max-concurrency", "0"], "max_concurrency must be at least 1, not 0"),
-        (["--bandwidth", "0"], "bandwidth must be above 0 and finite, not 0.0"),
+        (["--bandwidth", "0"], "bandwidth must be above 0, and at most 1e+09, not 0.0"),
+        (["--flops", "1e300"], "flops must be above 0, and at most 1e+09, not 1e+300"),
+        (["--workload", ""], "unknown workload ''"),
+        (["--seed=-1"], "seed must be at least 0, not -1"),
+        (["--input-len", str(10**30)], "input_len must be at most 2147483648, not 1e+30"),
+        (["--num-prompts", str(10**12)], "num_prompts must be at most 100000000, not 1e+12"),
+        (["--request-rate", "1e-300"], "request_rate is 1e-300, so that the last request comes"),
+        (["--burstiness", "2"], "burstiness is of arrivals over time: give request_rate, too"),
+        (["--memory", "1000000TiB"], "and at most 67108864 can be simulated; give less"),
+        (["--trace", "t.json"], "trace is written by an engine that runs; leave it out"),
+        (["--sweep", "seed=1,2", "--chart", "/"], "--chart / is a folder; name a file"),
+        (["--sweep", "max_num_seqs=" + ",".join("1" * 99)], "has 99 values: give 2 to 64 values"),
         (["--input-len", "200000"], "no request fits: the shortest has 200000 + 128 tokens"),
         (["--sweep", "max_num_seq=1,2"], "'max_num_seq' is no flag that a sweep can change; did"),
         (["--sweep", "max_num_seqs=1"], "give 2 to 64 values, such as max_num_seqs=64,128,256"),
@@ -111,6 +122,12 @@ def test_one_sentence_for_what_is_wrong(
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_chart_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--sweep", "max-num-seqs=1,8", "--chart", "/dev/full"]
+    assert main([*BASE, *SMALL, *flags]) == 1
+    assert "--chart /dev/full cannot be written: No space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from octavo.sim.devices import Rates, step_cost
 @pytest.mark.parametrize("name", ["bandwidth", "flops", "link"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_rate_that_no_device_has_is_named(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be above 0 and finite, not"):
+    with pytest.raises(ConfigError, match=f"{name} must be above 0, and at most"):
         Rates(**{name: value})
 
 

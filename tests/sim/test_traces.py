@@ -44,8 +44,8 @@ def test_both_formats_say_the_same(tmp_path: Path) -> None:
         (f"{HEAD},prioritty\n", "line 1: unknown column 'prioritty'; did you mean 'priority'?"),
         (f"{HEAD}\n0,1,1\n0,-5,1\n", "line 3: prompt_tokens is -5; it must be at least 1"),
         (f"{HEAD}\n0,1,0\n", "line 2: output_tokens is 0; it must be at least 1"),
-        (f"{HEAD}\n-1,1,1\n", "line 2: arrival is -1; it must be seconds from 0"),
-        (f"{HEAD}\nnan,1,1\n", "line 2: arrival is nan; it must be seconds from 0"),
+        (f"{HEAD}\n-1,1,1\n", "line 2: arrival is -1; it must be seconds, from 0"),
+        (f"{HEAD}\nnan,1,1\n", "line 2: arrival is nan; it must be seconds, from 0"),
         (f"{HEAD}\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; it must be a whole number"),
         (f"{HEAD}\n0,many,1\n", "line 2: prompt_tokens is 'many'; it must be a number"),
         (f"{HEAD}\n0,1\n", "line 2: output_tokens is missing; it must be a number"),
@@ -53,6 +53,10 @@ def test_both_formats_say_the_same(tmp_path: Path) -> None:
         (f"{HEAD}\n3,1,1\n2,1,1\n", r"line 3: arrival is 2, before that of the request above \(3"),
         (f"{HEAD},prefix_tokens\n0,1,1,8\n", "line 2: prefix_tokens needs a prefix_group"),
         (f"{HEAD}\n", "has no requests"),
+        (f"{HEAD},arrival\n0,1,1,5\n", "line 1: the column 'arrival' is there twice"),
+        (f"{HEAD}\n1700000000000,1,1\n", r"line 2: arrival is 1.7e\+12; it must be seconds, from"),
+        (f"{HEAD}\n0,1e300,1\n", r"line 2: prompt_tokens is 1e\+300; it must be at most"),
+        (f'{HEAD}\n"{"9" * 200_000}', "line 2: no CSV .*field limit"),
         ("", "line 1: the column arrival is missing"),
     ],
 )
@@ -66,6 +70,12 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, text: str, message: s
     [
         ('{"arrival": 0}\n', "line 1: the column prompt_tokens is missing"),
         ('{"arrival": 0', "line 1: no JSON"),
+        ("[" * 100_000, "line 1: no JSON"),
+        ('{"arrival": 0, "prompt_tokens": 1%s, "output_tokens": 1}' % ("0" * 400), "must be a num"),
+        (
+            '{"arrival": 0, "prompt_tokens": 1, "output_tokens": 1, "prefix_group": []}',
+            r"prefix_group is \[\]; it must be a name",
+        ),
         ("[1]\n", r"line 1: must be an object, not \[1\]"),
         ('{"arrival": true, "prompt_tokens": 1, "output_tokens": 1}', "arrival is True; it must"),
         ('{"arrival": 0, "prompt_tokens": [], "output_tokens": 1}', r"prompt_tokens is \[\]; it"),
@@ -75,6 +85,18 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, text: str, message: s
 def test_what_is_wrong_in_lines_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_trace(trace(tmp_path, text, "t.jsonl"))
+
+
+def test_what_spreadsheets_and_editors_add_is_no_request(tmp_path: Path) -> None:
+    wanted = [Job(0.0, 1, 2), Job(1.0, 3, 4)]
+    table = f"\ufeff\n\n{HEAD}\r\n\n 0 ,1,2\n   \n1,3,4\n\n"
+    assert read_trace(trace(tmp_path, table)) == wanted
+
+
+def test_lines_end_with_a_newline_only(tmp_path: Path) -> None:
+    row = {"arrival": 0, "prompt_tokens": 3, "output_tokens": 1, "prefix_group": "a\u2028\x85b"}
+    text = "\ufeff" + json.dumps(row, ensure_ascii=False)
+    assert read_trace(trace(tmp_path, text, "t.jsonl")) == [Job(0.0, 3, 1, 0, 1, 3)]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

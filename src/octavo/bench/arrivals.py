@@ -7,6 +7,13 @@ import numpy as np
 from octavo.errors import ConfigError
 
 
+def generator(seed: int) -> np.random.Generator:
+    """Random numbers of this seed. Raises ConfigError."""
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, not {seed}")
+    return np.random.default_rng(seed)
+
+
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Seconds from the start at which each of `count` requests is sent, the first at 0.
 
@@ -20,7 +27,7 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
         raise ConfigError(f"burstiness must be above 0, not {burstiness}")
     if math.isinf(rate) or count < 2:
         return [0.0] * count
-    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), count - 1)
+    gaps = generator(seed).gamma(burstiness, 1 / (rate * burstiness), count - 1)
     times = np.concatenate([[0.0], np.cumsum(gaps)])
     if times[-1] > 0:
         times *= ((count - 1) / rate) / times[-1]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from octavo.bench.arrivals import generator
 from octavo.errors import ConfigError
 
 _TRIES = 10  # to reach a length: text joins into other tokens than it was made of
@@ -105,7 +106,7 @@ def _lengths(rng: np.random.Generator, length: int, ratio: float, count: int) ->
 
 def random_prompts(tokens: Tokens, count: int, shape: Shape, seed: int) -> list[Sample]:
     """`--dataset-name random`."""
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     writer = Writer(tokens, rng)
     inputs = _lengths(rng, shape.input_len, shape.range_ratio, count)
     outputs = _lengths(rng, shape.output_len, shape.range_ratio, count)
@@ -128,7 +129,7 @@ def prefix_repetition(
                         ("prefix_len", prefix_len), ("suffix_len", suffix_len)):  # fmt: skip
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     writer = Writer(tokens, rng)
     prefixes = [writer.text(prefix_len)[0] for _ in range(min(num_prefixes, count))]
     samples = [
@@ -149,7 +150,7 @@ def sharegpt(
     conversations = _read_json(path)
     if not isinstance(conversations, list):
         raise ConfigError(f"{path} must hold a list of conversations")
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     found: list[Sample] = []
     for i in rng.permutation(len(conversations)):
         turns = _turns(conversations[i])
@@ -195,7 +196,7 @@ def custom(
             raise ConfigError(f"{path}, line {number}: output_tokens must be from 1, not {length}")
         found.append(Sample(prompt, len(tokens.encode(prompt)) if tokens else 0, length))
     if shuffle:
-        found = [found[i] for i in np.random.default_rng(seed).permutation(len(found))]
+        found = [found[i] for i in generator(seed).permutation(len(found))]
     return _some(found, path)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from octavo.bench.arrivals import generator
 from octavo.bench.datasets import Sample
 from octavo.errors import ConfigError, OctavoError
 from octavo.outputs import RequestOutput
@@ -59,7 +60,7 @@ def latency(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Seconds per batch: vLLM's keys `avg_latency`, `latencies`, `percentiles`."""
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     params = SamplingParams(
         n=batch.n,
         temperature=1.0,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.cli.plan import add_device_flags
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, nearest
+from octavo.errors import ConfigError, cause, counted, nearest
 from octavo.log import configure
 from octavo.utils.flags import flag_name
 
@@ -119,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
     for _, values in runs:
         _config(values)
         jobs(values)
-    if args.chart is not None and not args.chart.parent.is_dir():
-        raise ConfigError(f"--chart {args.chart}: there is no folder {args.chart.parent}")
+    if args.chart is not None:
+        _check_chart(args.chart)
     configure("error")  # the plan says what the log of a start would
     costs: _Costs = {}
     results = [_result(value, values, costs) for value, values in runs]
@@ -131,6 +131,13 @@ def run(args: argparse.Namespace) -> int:
     if args.chart is not None:
         _write_chart(args, name, results)
     return 0
+
+
+def _check_chart(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigError(f"--chart {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"--chart {path} is a folder; name a file, such as chart.svg")
 
 
 def _metrics(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -164,7 +171,8 @@ def _runs(args: argparse.Namespace) -> tuple[str, list[tuple[str, argparse.Names
     values = [value.strip() for value in text.split(separator) if value.strip()]
     if len(values) < 2 or len(values) > _MOST_VALUES:
         raise ConfigError(
-            f"--sweep {args.sweep}: give 2 to {_MOST_VALUES} values, such as {name}=64,128,256"
+            f"--sweep {name} has {counted(len(values), 'value')}: give 2 to {_MOST_VALUES} "
+            f"values, such as {name}=64,128,256"
         )
     parser = Parser(prog="octavo simulate")
     add_arguments(parser)
@@ -198,6 +206,8 @@ def jobs(args: argparse.Namespace) -> "list[Job]":
     )
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"max_concurrency must be at least 1, not {args.max_concurrency}")
+    if args.burstiness is not None and args.request_rate is None:
+        raise ConfigError("burstiness is of arrivals over time: give request_rate, too")
     if args.workload == _RANDOM:
         count = given.pop("num_prompts", 1000)
         return random_jobs(count, Shape(**{_SHAPE[k]: v for k, v in given.items()}), traffic)
@@ -225,7 +235,7 @@ def _trace(args: argparse.Namespace) -> "list[Job]":
     from octavo.sim.traces import read_trace
 
     path = Path(args.workload)
-    if not path.suffix and not path.exists():
+    if not args.workload or (not path.suffix and not path.exists()):
         known = (*NAMED, _RANDOM)
         raise ConfigError(
             f"unknown workload {args.workload!r}{nearest(args.workload, known)}; there are "
@@ -239,7 +249,10 @@ def _trace(args: argparse.Namespace) -> "list[Job]":
 
 def _config(args: argparse.Namespace) -> EngineConfig:
     given = {"model": args.model, **engine_options(args, ("model", "device", "seed"))}
-    return EngineConfig.from_options(given)
+    config = EngineConfig.from_options(given)
+    if config.trace is not None:
+        raise ConfigError("trace is written by an engine that runs; leave it out of a simulation")
+    return config
 
 
 # Simulating.
@@ -328,4 +341,7 @@ def _write_chart(args: argparse.Namespace, name: str, results: Sequence[Result])
         f"octavo simulate {shlex.quote(args.model)} --device {args.device} --sweep {args.sweep}"
     )
     chart = sweep_chart(name, rows, f"{Path(args.model).name} on {args.device}", command)
-    args.chart.write_text(svg(chart))
+    try:
+        args.chart.write_text(svg(chart))
+    except OSError as error:
+        raise ConfigError(f"--chart {args.chart} cannot be written: {cause(error)}") from error

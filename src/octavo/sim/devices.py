@@ -26,6 +26,7 @@ from octavo.sim.roofline import Reached, RooflineCost, model_of
 
 _GIGA = 10**9
 _TERA = 10**12
+_MOST = 1e9  # GB/s or TFLOPS: a thousand times what all cards of the largest machine have
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("bandwidth", "flops", "link"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be above 0 and finite, not {value}")
+            if value is not None and not 0 < value <= _MOST:
+                raise ConfigError(f"{name} must be above 0, and at most {_MOST:g}, not {value}")
 
 
 _NO_RATES = Rates()

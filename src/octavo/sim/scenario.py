@@ -15,6 +15,8 @@ from octavo.sim.requests import Job
 from octavo.sim.simulation import Simulation
 from octavo.sim.static import StaticBatching
 
+_MOST_BLOCKS = 2**26  # a list entry each, several times
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -47,6 +49,11 @@ class Scenario:
         ).run()
 
     def _check(self, policy: Policy | None) -> None:
+        if self.limits.num_blocks > _MOST_BLOCKS:
+            raise ConfigError(
+                f"the memory holds {self.limits.num_blocks} blocks of KV, and at most "
+                f"{_MOST_BLOCKS} can be simulated; give less (--memory)"
+            )
         window = self.limits.max_model_len
         shortest = min(self.jobs, key=lambda job: job.prompt_len + job.output_len)
         if shortest.prompt_len + shortest.output_len > window:

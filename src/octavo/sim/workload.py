@@ -13,13 +13,16 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from octavo.bench.arrivals import arrival_times
+from octavo.bench.arrivals import arrival_times, generator
 from octavo.errors import ConfigError
 from octavo.sim.requests import Job
+from octavo.sim.traces import LATEST
 
 Distribution = Literal["uniform", "lognormal", "exponential"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
 _SIGMA = 1.0  # of the logarithm: conversations have 0.9 to 1.3, for prompts and for answers
+_MOST_TOKENS = 2**31  # no model has a window of as many
+_MOST_REQUESTS = 10**8  # each takes memory
 _Lengths = tuple[int, int]  # of a prompt and its answer
 
 
@@ -54,6 +57,10 @@ class Shape:
                             ("num_prefixes", 1)):  # fmt: skip
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+            if getattr(self, name) > _MOST_TOKENS:
+                raise ConfigError(
+                    f"{name} must be at most {_MOST_TOKENS}, not {getattr(self, name):g}"
+                )
         if not 0 <= self.range_ratio < 1:
             raise ConfigError(f"range_ratio must be in [0, 1), not {self.range_ratio}")
         if self.distribution != "uniform" and self.range_ratio:
@@ -66,7 +73,9 @@ def random_jobs(count: int, shape: Shape, traffic: Traffic) -> list[Job]:
     """`count` requests of random lengths. Raises ConfigError."""
     if count < 1:
         raise ConfigError(f"num_prompts must be at least 1, not {count}")
-    rng = np.random.default_rng(traffic.seed)
+    if count > _MOST_REQUESTS:
+        raise ConfigError(f"num_prompts must be at most {_MOST_REQUESTS}, not {count:g}")
+    rng = generator(traffic.seed)
     inputs = _lengths(rng, shape.input_len, shape, count)
     outputs = _lengths(rng, shape.output_len, shape, count)
     times = _times(count, traffic)
@@ -91,7 +100,13 @@ def _lengths(rng: np.random.Generator, mean: int, shape: Shape, count: int) -> l
 
 
 def _times(count: int, traffic: Traffic) -> list[float]:
-    return arrival_times(count, traffic.request_rate, traffic.burstiness, traffic.seed)
+    times = arrival_times(count, traffic.request_rate, traffic.burstiness, traffic.seed)
+    if times[-1] > LATEST:
+        raise ConfigError(
+            f"request_rate is {traffic.request_rate:g}, so that the last request comes after "
+            f"{times[-1]:g} seconds; it must be at most {LATEST:g}"
+        )
+    return times
 
 
 def named_jobs(name: str, traffic: Traffic) -> list[Job]:
