@@ -181,4 +181,5 @@ class RequestOutput:
             "num_cached_tokens": self.num_cached_tokens,
             "metrics": None if self.metrics is None else self.metrics.as_dict(),
             "error": self.error,
+            "error_param": self.error_param,
         }

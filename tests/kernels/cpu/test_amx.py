@@ -89,7 +89,11 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("fault", ["none", "unconfigured", "released", "malformed"])
+SLOW = pytest.mark.slow  # each fault takes a process that compiles
+FAULTS = ("none", "unconfigured", *(pytest.param(f, marks=SLOW) for f in ("released", "malformed")))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_what_the_processor_faults_on_ends_the_process(fault: str, tmp_path: Path) -> None:
     done = emulated(tmp_path, "-c", MISUSE, fault)
     assert done.returncode == (0 if fault == "none" else -signal.SIGILL), done.stderr

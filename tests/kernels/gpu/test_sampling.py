@@ -134,7 +134,7 @@ FILTERS = [
 @pytest.mark.parametrize(
     ("equals", "few"),
     [
-        (True, 4),
+        pytest.param(True, 4, marks=slow),
         (False, 64),
         pytest.param(True, 64, marks=slow),
         pytest.param(False, 4, marks=slow),
