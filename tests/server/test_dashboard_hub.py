@@ -249,6 +249,9 @@ def test_names_are_found_both_ways_and_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert names.of(rows) == {"r3": "cmpl-3"}
     names.add("r9", "cmpl-4", "4")  # a client uses its id again
     assert names.engine_id("4") == "r9"
+    names.add("r10", "cmpl-r4", "r4")  # a client takes the engine's id of another's request
+    assert names.engine_id("r4") == "r4"
+    assert names.engine_id("cmpl-r4") == "r10"
 
 
 def test_a_followed_request_says_which_engine_computes_it() -> None:

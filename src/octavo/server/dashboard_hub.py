@@ -81,8 +81,11 @@ class Names:
         return {row.id: self._public[row.id] for row in rows if row.id in self._public}
 
     def engine_id(self, name: str) -> str:
-        """What the engine calls a request; the name itself if it is none of a client's."""
-        return self._own.get(name, name)
+        """What the engine calls a request; the name itself if it is none of a client's.
+
+        The engine's own ids go first: a client may name its request as it likes.
+        """
+        return name if name in self._public else self._own.get(name, name)
 
 
 class Reader:
