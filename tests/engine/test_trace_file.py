@@ -34,7 +34,8 @@ def records(events):
 
 @pytest.mark.parametrize(("given", "what"), [
     ("", "must be a file"), (".", "must be a file"), ("no/such/trace.json", "no folder 'no/such'"),
-    ("/dev/full", "no regular file"),
+    ("/dev/full", "no regular file"), ("a\0b", "cannot be a file: embedded null"),
+    ("x" * 300, "cannot be a file: File name too long"), ("a\ud800", "cannot be a file: 'utf-8'"),
 ])  # fmt: skip
 def test_a_place_that_cannot_be_written_is_said_before_the_start(
     tmp_path, monkeypatch, given, what
@@ -43,6 +44,61 @@ def test_a_place_that_cannot_be_written_is_said_before_the_start(
     with pytest.raises(ConfigError, match=what):
         check_options(EngineConfig(trace=given))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_all_engines_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.engine1.json").mkdir()
+    with pytest.raises(ConfigError, match=r"must be a file, .*not 't.engine1.json'"):
+        check_options(EngineConfig(trace="t.json", data_parallel_size=2))
+    with pytest.raises(ConfigError, match="it is no regular file"):
+        TraceFile(tmp_path / "t.engine1.json", 1000, Lines())
+    assert [path.name for path in tmp_path.iterdir()] == ["t.engine1.json"]
+
+
+def test_two_engines_with_one_name_do_not_lose_the_later_one(tmp_path, caplog):
+    path = tmp_path / "t.json"
+    first = TraceWriter(TraceFile(path, 1000, Lines()))
+    second = TraceFile(path, 1000, Lines())
+    second.begin()
+    second.add(["second"])
+    for i in range(100):
+        first.put(i)
+    first.close()
+    second.close()
+    assert f"the trace ends: {path} cannot be written: another engine writes to" in caplog.text
+    assert records(trace_rules.read(path)) == ["second"]
+    assert records(trace_rules.read(earlier_path(path)))[:3] == [0, 1, 2]
+
+
+def test_a_file_that_was_moved_away_is_followed_by_another(tmp_path):
+    path = tmp_path / "t.json"
+    file = TraceFile(path, 1000, Lines())
+    file.begin()
+    path.rename(tmp_path / "mine.json")
+    for i in range(60):
+        file.add([i])
+    file.close()
+    assert records(trace_rules.read(tmp_path / "mine.json"))[0] == 0
+    assert records(trace_rules.read(path))[-1] == 59
+
+
+def test_a_descriptor_that_may_be_another_s_by_now_is_left_alone(tmp_path, monkeypatch):
+    file = TraceFile(tmp_path / "t.json", 1000, Lines())
+    file.begin()
+
+    def replace(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(trace_file.os, "replace", replace)
+    number = file._descriptor
+    with pytest.raises(OSError, match="Read-only"):
+        file.add(range(100))
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert other == number  # as files are numbered
+    file.give_up()
+    assert os.fstat(other).st_size == 0
+    os.close(other)
 
 
 def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):

@@ -41,7 +41,8 @@ def check_options(config: EngineConfig) -> None:
     if config.swap_path is not None:
         _check_folder("swap_path", config.swap_path)
     if config.trace is not None and config.distributed_executor_backend != "ray":
-        check_trace(config.trace)  # with Ray it is a file of the machine where the engine runs
+        # With Ray it is a file of the machine where the engine runs.
+        check_trace(config.trace, config.data_parallel_size)
 
 
 def _check_places(config: EngineConfig) -> None:

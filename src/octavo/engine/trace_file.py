@@ -11,6 +11,7 @@ can be read up to there; whoever records does not notice. What the events mean i
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from octavo.errors import ConfigError, cause
+from octavo.errors import ConfigError, cause, shown
 from octavo.log import get_logger
 from octavo.processes import Owner
 
@@ -46,11 +47,22 @@ def earlier_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.earlier{path.suffix}")
 
 
-def check_trace(given: str) -> None:
+def check_trace(given: str, engines: int = 1) -> None:
     """Raise ConfigError unless a trace can be written there. Creates nothing."""
-    path = Path(os.path.expanduser(given))
-    if not given.strip() or path.is_dir():
+    if not given.strip():
         raise ConfigError(f"trace must be a file, such as trace.json, not {given!r}")
+    for engine in range(engines):
+        try:
+            _check_path(given, trace_path(given, engine, engines))
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise ConfigError(f"trace {shown(given)} cannot be a file: {cause(error)}") from None
+
+
+def _check_path(given: str, path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)  # `Path` says of names that cannot be that nothing is there
+    if path.is_dir():
+        raise ConfigError(f"trace must be a file, such as trace.json, not {str(path)!r}")
     if path.exists() and not path.is_file():
         raise ConfigError(f"trace {given!r} is no regular file; name one, which is overwritten")
     folder = path.parent
@@ -89,6 +101,8 @@ class TraceFile:
         self._events = events
         self._size = 0
         try:
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "it is no regular file")
             if path.exists():  # of another run, or of an engine that has died and was started again
                 os.replace(path, earlier_path(path))
             else:
@@ -119,10 +133,25 @@ class TraceFile:
         self._put_lines(lines)
 
     def _begin_next(self) -> None:
+        is_ours = self._is_ours()
         self._close(complete=False)
-        os.replace(self.path, earlier_path(self.path))
+        if is_ours:
+            os.replace(self.path, earlier_path(self.path))
         self._descriptor, self._size = self._open(), 0
         self.begin()
+
+    def _is_ours(self) -> bool:
+        """Whether the file is still where it was made; False if it was moved away or deleted.
+
+        Raises OSError if another one is there now.
+        """
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        if not os.path.samestat(there, os.fstat(self._descriptor)):
+            raise OSError(errno.EBUSY, "another engine writes to a file of this name")
+        return True
 
     def close(self) -> None:
         self._close(complete=True)
@@ -137,7 +166,8 @@ class TraceFile:
     def _close(self, complete: bool) -> None:
         self._write(self._events.end(complete))
         self._put(_END)
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1  # its number may soon be another's
+        os.close(descriptor)
 
     def _write(self, events: Iterable[Event], start: bytes = _SEPARATOR) -> None:
         self._put_lines([msgspec.json.encode(event) for event in events], start)
