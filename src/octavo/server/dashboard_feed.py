@@ -123,8 +123,9 @@ class Update(msgspec.Struct, frozen=True):
     null while the engine does not answer, and `engines` says why. names: of the engine's
     ids of requests in the snapshot, the ids that clients know (`X-Request-Id`, and `id` in
     answers); several prompts of one call have one name. follow: the id that was asked for by
-    `?request=`, the engine's (which goes first) or one that clients know; followed: its blocks, null while no
-    such request is known here; follow_engine: which engine computes it, null if none does.
+    `?request=`, the engine's (which goes first) or one that clients know; followed: its blocks,
+    null while no such request is known here; follow_engine: which engine computes it, null if
+    none does.
     """
 
     version: int
