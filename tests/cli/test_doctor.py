@@ -111,6 +111,8 @@ def test_no_server(capsys):
         (["--api-key", "a\nb"], "the API key must be printable ASCII"),
         (["--api-key", "kľúč"], "the API key must be printable ASCII"),
         (["/"], "/ cannot be read: Is a directory"),
+        (["/" + "x" * 300], "cannot be read: File name too long"),
+        (["--save", "x" * 300 + "/f"], "--save: there is no folder xxx"),
     ],
 )
 def test_what_is_no_source(words, message, capsys):

@@ -81,6 +81,20 @@ def test_our_errors_are_one_line(
     assert capsys.readouterr().err == "octavo: block_size must be 16\n"
 
 
+@pytest.mark.parametrize("words", [
+    ["plan", "x" * 300, "--device", "l4"],
+    ["simulate", "llama-3.1-8b", "--device", "l4", "--workload", "x" * 300],
+])  # fmt: skip
+def test_a_name_that_is_too_long_is_one_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame.main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("octavo: 'xxx")
+    assert said.endswith("cannot be a file: File name too long\n")
+    assert len(said) < 250
+
+
 def test_ctrl_c_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

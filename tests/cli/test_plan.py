@@ -55,6 +55,7 @@ def test_json_has_every_field(capsys):
         (["--memory", "40GB"], "memory must be a number such as"),
         (["--lengths", "1000"], "'1000' must be tokens of a prompt and of its answer"),
         (["--lengths", "0,10"], "'0,10' must be tokens"),
+        (["--lengths", "9" * 5000 + ",10"], "must be tokens"),
         (["--devise", "l4"], "unknown flag '--devise'; did you mean '--device'?"),
     ],
 )

@@ -2,10 +2,13 @@
 
 import json
 
+import msgspec
+
 from modelled import Modelled, twice
 from octavo.doctor.machine import Machine
 from octavo.doctor.report import as_json, as_text
 from octavo.doctor.rules import RULES, diagnose
+from octavo.doctor.snapshot import Snapshot
 
 
 def test_a_symptom_with_evidence_cause_and_cure():
@@ -36,6 +39,18 @@ def test_a_healthy_server_and_hints():
     text = as_text(hinted, diagnose(hinted))
     assert "1. hint: prompts are most of the work" in text
     assert "healthy: no symptom, but hints" in text
+
+
+def test_a_terminal_gets_no_control_characters():
+    shown = as_text(twice(Modelled()), [])
+    page = twice(Modelled()).now
+    metrics = page.metrics.replace('model_name="', 'model_name="\x1b]0;evil\x07\x9b31m')
+    assert metrics != page.metrics
+    changed = msgspec.structs.replace(page, metrics=metrics, version="\x1b[2J")
+    text = as_text(Snapshot("u", changed, changed), [])
+    assert "?]0;evil??31m" in text
+    assert text.replace("\n", "").isprintable()
+    assert len(text.splitlines()) == len(shown.splitlines())
 
 
 def test_json_has_all_of_it():

@@ -77,11 +77,10 @@ def test_pages_of_another_server():
 
 def test_reasons_of_health():
     assert reason_of(Look(0, "", 503, '{"error": {"message": "loading"}}')) == "loading"
-    assert [reason_of(Look(0, "", 502, text)) for text in ("<html>", "[]", '{"error": 1}')] == [
-        ""
-    ] * 3
+    texts = ("<html>", "[]", '{"error": 1}', "[" * 9999)
+    assert [reason_of(Look(0, "", 502, text)) for text in texts] == [""] * 4
     assert down_of(Look(0, "", 200, '{"serving": 1, "down": {"0": "dead"}}')) == {"0": "dead"}
-    assert [down_of(Look(0, "", 200, text)) for text in ("", "[]", '{"serving": 1}')] == [{}] * 3
+    assert [down_of(Look(0, "", 200, text)) for text in (*texts, '{"serving": 1}')] == [{}] * 5
 
 
 def test_spans_of_time():

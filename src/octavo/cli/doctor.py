@@ -8,6 +8,7 @@ server, or the command line or the file is wrong. What is judged, and how, is `o
 import argparse
 import ipaddress
 import json
+import os
 import shutil
 import sys
 import time
@@ -86,7 +87,7 @@ def _snapshot(args: argparse.Namespace) -> Snapshot:
                 f"{args.source} is a file, whose looks are taken; leave out {', '.join(unused)}"
             )
         return Snapshot.load(Path(args.source))
-    if args.save is not None and not args.save.parent.is_dir():
+    if args.save is not None and not os.path.isdir(args.save.parent):
         raise ConfigError(f"--save: there is no folder {args.save.parent}")
     keys = (args.api_key,) if args.api_key is not None else api_keys_from_environment()
     snapshot = look_twice(
@@ -103,7 +104,7 @@ def _is_file(source: str) -> bool:
     """Whether it is meant as a file: it exists, or looks like one and not like a host."""
     if not source or "://" in source or source.startswith("unix:"):
         return False
-    return Path(source).exists() or source.endswith(".json") or source.startswith((".", "/", "~"))
+    return os.path.exists(source) or source.endswith(".json") or source.startswith((".", "/", "~"))
 
 
 def look_twice(url: str, key: str | None, seconds: float) -> Snapshot:
@@ -161,7 +162,7 @@ def _json(server: ServerConnection, path: str) -> Any:
     status, text = _get(server, path)
     try:
         return json.loads(text) if status == 200 else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

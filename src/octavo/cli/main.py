@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from octavo.cli.arguments import Parser
-from octavo.errors import OctavoError, nearest
+from octavo.errors import OctavoError, nearest, shown
 from octavo.version import __version__
 
 # Command -> what it does. The module octavo.cli.<command> has `add_arguments(parser)` and
@@ -38,6 +38,7 @@ _VLLM_COMMANDS = {
     "collect-env": "octavo version says what is installed, the log of a start what it runs on",
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 141
     except OSError as error:
+        if error.errno in _NO_NAME:
+            name = shown(error.filename)
+            print(f"octavo: {name} cannot be a file: {error.strerror}", file=sys.stderr)
+            return 1
         if error.errno not in _NO_ROOM:
             raise
         name = "" if error.filename is None else f" {error.filename}"

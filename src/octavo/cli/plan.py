@@ -7,7 +7,7 @@ from typing import Any
 from octavo import hardware
 from octavo.cli.arguments import Parser, add_engine_flags, engine_options
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 from octavo.log import configure
 
 _HERE = ("auto", "cpu", "cuda")
@@ -70,10 +70,10 @@ def _lengths(text: str) -> tuple[int, int]:
     parts = text.split(",")
     if (
         len(parts) != 2
-        or not all(part.strip().isdecimal() for part in parts)
+        or not all(part.strip().isdecimal() and len(part) < 20 for part in parts)
         or (int(parts[0]) < 1 or int(parts[1]) < 1)
     ):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be tokens of a prompt and of its answer, such as 1000,200"
+            f"{shown(text)} must be tokens of a prompt and of its answer, such as 1000,200"
         )
     return int(parts[0]), int(parts[1])

@@ -57,7 +57,9 @@ def as_text(snapshot: Snapshot, findings: list[Finding], width: int = 100) -> st
     if is_healthy(findings):
         symptoms = "no symptom, but hints" if findings else "no symptom"
         last.insert(0, f"healthy: {symptoms}, by {counted(len(RULES), 'rule')}")
-    return "\n\n".join([*parts, *(["\n".join(last)] if last else [])])
+    text = "\n\n".join([*parts, *(["\n".join(last)] if last else [])])
+    # A server says what it likes, and a terminal would obey.
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def _head(snapshot: Snapshot) -> str:

@@ -111,7 +111,7 @@ class Snapshot:
             record = msgspec.json.decode(file.read_bytes(), type=Record)
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {cause(error)}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is not a snapshot of octavo doctor (--save): {brief(error, 120)}"
             ) from None
@@ -127,7 +127,7 @@ def reason_of(look: Look) -> str:
     """Why /health says that nothing is answered."""
     try:
         body = msgspec.json.decode(look.health)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     error = body.get("error") if isinstance(body, Mapping) else None
     return str(error.get("message", "")) if isinstance(error, Mapping) else ""
@@ -137,7 +137,7 @@ def down_of(look: Look) -> dict[str, str]:
     """Of several engines, why those do not answer that do not, by number."""
     try:
         down = msgspec.json.decode(look.health, type=dict[str, dict[str, str] | int]).get("down")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return down if isinstance(down, dict) else {}
 
