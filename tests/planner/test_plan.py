@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 from tests import kit
 from tests.models import toys
 from tests.test_kv_groups import mixed
@@ -11,7 +12,9 @@ from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemoryError
 from octavo.kernels.cpu.device import CpuDevice
+from octavo.kernels.cpu.quantize import pack_weight_only
 from octavo.models.loader import load_model
+from octavo.planner import estimates
 from octavo.planner.estimates import Estimates
 from octavo.planner.plan import make_plan
 from octavo.planner.target import Target, target
@@ -112,6 +115,20 @@ def test_an_engine_has_what_was_planned(toy, name, options):
 def test_an_llm_reports_what_was_planned(toy):
     with LLM(str(toy("grouped heads")), load_progress=False, **GIVEN) as llm:
         assert_agree(planned(toy("grouped heads"), **GIVEN), llm.engine.limits)
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_estimated_scales_cover_those_of_weights_alone(toy, method):
+    inputs = 1024  # many for each output, so that terms of groups decide
+    form = pack_weight_only(torch.randn(32, inputs), method).form
+    stored = form.num_bytes(1, inputs) - inputs * form.bits // 8
+    group, each = estimates._CPU_GROUP_TERMS[method]
+    assert inputs // group * each == stored
+    quantized, plain = (
+        planned(toy("grouped heads"), quantization=name, **GIVEN).loaded["scales"]
+        for name in (method, method.replace("int", "w") + "a8")
+    )
+    assert (quantized > plain) == (method == "int8")
 
 
 @pytest.mark.slow

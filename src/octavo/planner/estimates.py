@@ -15,8 +15,10 @@ from octavo.runner.kv_cache import KVLayout
 _TOKENIZER_ID = 1300
 # What quantizing at load leaves in the heap of a CPU's process, for models of 0.1 to 0.5 billion.
 _QUANTIZING = 180 * 2**20
-# Bytes of scales: for each output of w8a8 (scale and sum), for each 32 inputs of 4 bits besides.
-_OUTPUT_TERMS, _GROUP_TERMS, _GROUP = 8, 4, 32
+# Bytes beside the codes: of each output (of w8a8, its scale and sum), and of each group of inputs:
+# (inputs, bytes). Weights alone have groups in 8 bits on a CPU only.
+_OUTPUT_TERMS, _GROUP_TERMS = 8, {INT4: (32, 4), W4A8: (32, 4)}
+_CPU_GROUP_TERMS = {**_GROUP_TERMS, INT8: (64, 2)}
 _HEAD_BITS = {INT8: 8, INT4: 4, FP8: 8, W8A8: 8, W4A8: 4}
 
 
@@ -39,7 +41,7 @@ def estimate(
 ) -> Estimates:
     """What the engine of `config` will measure, about."""
     loaded = {"weights": outline.weight_bytes}
-    if scales := _scale_bytes(outline):
+    if scales := _scale_bytes(outline, device.shares_host_memory):
         loaded["scales"] = scales
         if device.shares_host_memory:
             loaded["left by quantizing"] = _QUANTIZING
@@ -75,16 +77,16 @@ def _head_bytes(outline: Outline) -> int:
     return spec.num_ids * spec.hidden_size * bits // 8 // outline.group.size
 
 
-def _scale_bytes(outline: Outline) -> int:
+def _scale_bytes(outline: Outline, on_cpu: bool) -> int:
     """What weights that are quantized at load take beside their codes."""
     method = outline.quantization.default
     if outline.spec.quantization is not None or method not in _HEAD_BITS:
         return 0
     shapes = outline.architecture.parameter_shapes(outline.spec)
+    terms = _CPU_GROUP_TERMS if on_cpu else _GROUP_TERMS
+    group, each = terms.get(method, (1, 0))
     total = 0
     for name in outline.architecture.product_weights(outline.spec):
         *_, outputs, inputs = shapes[name]
-        total += outputs * _OUTPUT_TERMS
-        if method in (INT4, W4A8):
-            total += outputs * math.ceil(inputs / _GROUP) * _GROUP_TERMS
+        total += outputs * (_OUTPUT_TERMS + math.ceil(inputs / group) * each)
     return total // outline.group.size

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from octavo.planner.plan import Plan
+from octavo.quant.base import STORED
 from octavo.runner.memory import shown
 
 
@@ -13,7 +14,9 @@ def table(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    kind = plan.dtype if plan.quantization == "none" else f"{plan.quantization} and {plan.dtype}"
+    kind = {"none": plan.dtype, STORED: f"weights as stored, {plan.dtype}"}.get(
+        plan.quantization, f"{plan.quantization} and {plan.dtype}"
+    )
     yield f"{plan.model}: {plan.architecture}, {_short(plan.parameters)} parameters, {kind}"
     ranks = "" if plan.ranks == 1 else f", on each of {plan.ranks}"
     yield f"on {plan.device}{ranks}"
