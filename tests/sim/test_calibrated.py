@@ -96,7 +96,7 @@ def test_a_file_gives_back_what_was_saved(saved):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"octavo_calibration": 2}, "is of form 2, and this version reads 1; measure again"),
+        ({"octavo_calibration": 1}, "is of form 1, and this version reads 2; measure again"),
         ({"step": 0.0}, "step is 0.0; a step takes some time"),
         ({"read": -1e-6}, "read is -1e-06, not seconds from 0 on"),
         ({"slopes": [0.0, 1e-4]}, "slopes has 2 values and needs 5"),

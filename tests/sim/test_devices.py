@@ -47,6 +47,19 @@ def test_a_processor_is_measured_once(tmp_path, monkeypatch, smollm2):
     assert len(made) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("quantization", "int4"), ("threads", 1), ("tensor_parallel_size", 3)]
+)
+def test_a_calibration_with_other_settings(tmp_path, monkeypatch, smollm2, name, value):
+    path = tmp_path / "calibration.json"
+    config, plan = smollm2
+    monkeypatch.setattr(devices, "calibrate", lambda config: calibration(plan))
+    step_cost(config, "cpu", plan, calibration=path)
+    wrong = rf"was measured with {name}={getattr(config, name)}, and {name}={value} is to be"
+    with pytest.raises(ConfigError, match=wrong):
+        step_cost(replace(config, **{name: value}), "cpu", plan, calibration=path)
+
+
 def test_a_calibration_of_something_else(tmp_path, smollm2):
     path = tmp_path / "calibration.json"
     calibration(smollm2[1], model="gemma3").save(path)

@@ -37,9 +37,6 @@ _OF_RANDOM = (
 # What else a sweep may change; no flag of the engine.
 _SWEPT = (*_OF_RANDOM, "request_rate", "burstiness", "max_concurrency", "seed", "workload",
           "device", "memory", "bandwidth", "flops", "link")  # fmt: skip
-# What the time of a step on this machine's processor depends on.
-_MEASURED = ("model", "dtype", "threads", "quantization", "quantization_override",
-             "kv_cache_dtype", "attention_impl", "tensor_parallel_size", "block_size")  # fmt: skip
 _Costs = dict[tuple[object, ...], "StepCost"]
 
 
@@ -275,7 +272,7 @@ def scenario(args: argparse.Namespace, costs: _Costs) -> "Scenario":
     # Imported late: wrong flags are reported without torch.
     from octavo.planner.plan import make_plan
     from octavo.planner.target import target
-    from octavo.sim.devices import Rates, step_cost
+    from octavo.sim.devices import SETTINGS, Rates, step_cost
     from octavo.sim.scenario import Scenario, limits_of
 
     rates = Rates(args.bandwidth, args.flops, args.link)
@@ -283,7 +280,8 @@ def scenario(args: argparse.Namespace, costs: _Costs) -> "Scenario":
     on = target(config, args.device, args.memory)
     device = _device(args.device, on.device.name)
     plan = make_plan(config, on)
-    key = (device, *(getattr(config, name) for name in _MEASURED))
+    given = ("model", "dtype", "kv_cache_dtype", *SETTINGS)
+    key = (device, *(getattr(config, name) for name in given))
     cost = costs.get(key) if device == _CPU else None
     if cost is None:
         cost = costs[key] = step_cost(config, device, plan, rates, args.calibration)

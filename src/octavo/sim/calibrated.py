@@ -10,8 +10,8 @@ measured, which `sim.calibration` decides.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from octavo.sim.cost import StepShape
 # Rows of a step, and logit rows, where the slope may change. The last slope goes on.
 KNOTS = (1, 4, 16, 64, 256)
 HEAD_KNOTS = (1, 8, 32)
-FORM = 1  # of calibration files
+FORM = 2  # of calibration files
 
 _PLAIN = ("step", "alone", "head", "read", "shared", "pair", "host_step", "host_row", "copy")
 
@@ -77,7 +77,7 @@ class Measured:
 class Calibration:
     """Terms, and what they were measured with. error: median of how far a fitted probe is from its
     measurement, as a share; unsteadiness: by how much steps took longer on average than typically,
-    which the terms include."""
+    which the terms include. settings: others that the times depend on, as they were given."""
 
     model: str
     dtype: str
@@ -86,6 +86,7 @@ class Calibration:
     terms: Terms
     error: float
     unsteadiness: float
+    settings: Mapping[str, str | int | None] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> "Calibration":

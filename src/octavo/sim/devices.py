@@ -26,6 +26,9 @@ from octavo.sim.roofline import Reached, RooflineCost, model_of
 
 _GIGA = 10**9
 _TERA = 10**12
+# What the time of a step on this machine's processor depends on, beside the model and its types.
+SETTINGS = ("threads", "quantization", "quantization_override", "attention_impl",
+            "tensor_parallel_size", "block_size")  # fmt: skip
 _MOST = 1e9  # GB/s or TFLOPS: a thousand times what all cards of the largest machine have
 
 
@@ -75,9 +78,10 @@ def step_cost(
 
 def calibrated(config: EngineConfig, plan: Plan, path: Path | None = None) -> Calibration:
     """Of this machine's processor: from `path`, or measured now, which takes some ten seconds, and
-    saved there."""
+    saved there. Raises ConfigError for a file of another model, or of other settings."""
+    settings = {name: getattr(config, name) for name in SETTINGS}
     if path is None or not path.exists():
-        found = calibrate(config)
+        found = replace(calibrate(config), settings=settings)
         if path is not None:
             found.save(path)
         return found
@@ -91,6 +95,12 @@ def calibrated(config: EngineConfig, plan: Plan, path: Path | None = None) -> Ca
             raise ConfigError(
                 f"calibration {path} has {name} {getattr(found, name)}, and {wanted} is to be "
                 "simulated; leave it out to measure again"
+            )
+    for name, given in settings.items():
+        if (measured := found.settings.get(name)) != given:
+            raise ConfigError(
+                f"calibration {path} was measured with {name}={measured}, and {name}={given} is to "
+                "be simulated; leave it out to measure again, or name another file"
             )
     return found
 
