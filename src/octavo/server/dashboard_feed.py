@@ -9,7 +9,7 @@ Where the server has API keys, the stream needs one in the Authorization header,
 so does the page itself, `GET /dashboard`: without one its status is 401, and what a browser shows
 then asks for the key, keeps it in sessionStorage as `octavo-key` and sends it with each fetch.
 
-Sending is `server.dashboard`'s duty; what the engine computes is `engine.watch`.
+Sending is `server.dashboard_hub`'s duty; the form of what the engine computes is `engine.watch`'s.
 """
 
 import msgspec

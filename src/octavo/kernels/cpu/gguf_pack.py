@@ -75,11 +75,7 @@ class _Put:
             return
         block = 64 * self.bits
         at, high = (offset(b, place, 2 * number * block) for place in (self.at, self.high))
-        low = (
-            b.bitcast(b.and_(codes, _bytes(15)), _LONGS)
-            if self.bits > 4
-            else b.bitcast(codes, _LONGS)
-        )
+        low = b.bitcast(b.and_(codes, _bytes(15)) if self.bits > 4 else codes, _LONGS)
         joined = b.bitcast(b.or_(low, b.lshr(low, _longs(12))), _BYTES)
         order = [8 * unit + i for unit in range(4) for i in (0, 4, 1, 5)]
         words = b.bitcast(_shuffled(b, joined, order), ir.VectorType(I32, 4))
@@ -148,11 +144,7 @@ def _fields(b: Any, raw: Any, at: int, shift: int, mask: int) -> Any:
     packed = load(b, offset(b, raw, at), _BYTES)
     if shift:
         packed = b.lshr(packed, _bytes(shift))
-    return (
-        packed
-        if shift and mask >> (8 - shift) == 0 and mask == 255 >> shift
-        else b.and_(packed, _bytes(mask))
-    )
+    return packed if mask == 255 >> shift else b.and_(packed, _bytes(mask))
 
 
 def _added(b: Any, codes: Any, bits: Any, shift: int) -> Any:

@@ -7,7 +7,7 @@ import torch
 from octavo.kernels.codes import StoredRows
 from octavo.kernels.cpu import abi, openmp
 from octavo.kernels.cpu.kernel import address, kernel
-from octavo.kernels.cpu.weight_only_layout import HALF, Allocate, PackedCodes
+from octavo.kernels.cpu.weight_only_layout import Allocate, PackedCodes, interleaved_columns
 
 _pack = abi.GGUF_PACK.packer()
 
@@ -21,7 +21,7 @@ def pack(
     """
     rows = torch.cat([_addresses(part) for part in parts])
     if interleaved:
-        rows = rows.view(2, -1, HALF).transpose(0, 1).reshape(-1)
+        rows = interleaved_columns(rows)
     first = parts[0]
     packed = PackedCodes.empty(first.form, len(rows), first.columns, allocate)
     arguments = _pack(

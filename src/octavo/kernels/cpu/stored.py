@@ -11,7 +11,13 @@ from octavo.kernels.cpu.gemm_int8_call import Workspace
 from octavo.kernels.cpu.gguf_pack_call import pack
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, kernel
 from octavo.kernels.cpu.weight_only_call import WeightOnly
-from octavo.kernels.cpu.weight_only_layout import BLOCK, HALF, PANEL, Allocate, PackedCodes
+from octavo.kernels.cpu.weight_only_layout import (
+    BLOCK,
+    PANEL,
+    Allocate,
+    PackedCodes,
+    interleaved_columns,
+)
 
 
 class ColumnRanges:
@@ -118,7 +124,7 @@ def make_product(
     if gate in abi.ACTIVATIONS and len(runs) == 1 and size % PANEL == 0:
         packed = pack(runs[0], interleaved=True, allocate=allocate)
         if bias is not None:
-            bias = bias.view(2, -1, HALF).transpose(0, 1).reshape(-1)
+            bias = interleaved_columns(bias)
         return GatedOnly(WeightOnly(packed, bias, dtype, workspace, gate), gate)
     products, begin = [], 0
     for run in runs:

@@ -8,7 +8,12 @@ from octavo.kernels.cpu import abi, openmp, target
 from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.gemm_int8_call import Workspace
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, kernel
-from octavo.kernels.cpu.weight_only_layout import BLOCK, HALF, PANEL, PackedCodes
+from octavo.kernels.cpu.weight_only_layout import (
+    BLOCK,
+    PANEL,
+    PackedCodes,
+    interleaved_columns,
+)
 
 _PARALLEL_FROM = 1 << 15  # weights; below, one thread finishes before a second has started
 _ITEM_BYTES = 384 << 10  # of rows of a work item: they stay in a core's L2
@@ -77,9 +82,7 @@ class WeightOnly:
         """
         if activation not in abi.ACTIVATIONS or self._weight.out_size % PANEL:
             return None
-        bias = self._bias
-        if bias is not None:
-            bias = bias.view(2, -1, HALF).transpose(0, 1).reshape(-1)
+        bias = None if self._bias is None else interleaved_columns(self._bias)
         return WeightOnly(
             self._weight.interleaved(), bias, self._dtype, self._workspace, activation
         )

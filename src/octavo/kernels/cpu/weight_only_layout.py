@@ -79,6 +79,11 @@ class PackedCodes:
         return replace(self, codes=torch.cat(codes, 2), terms=terms, factors=factors)
 
 
+def interleaved_columns(columns: torch.Tensor) -> torch.Tensor:
+    """What belongs to each of an even number of columns [N], in the order of `interleaved`."""
+    return columns.view(2, -1, HALF).transpose(0, 1).reshape(-1)
+
+
 def _interleaved(halves: torch.Tensor) -> torch.Tensor:
     """[panels, ..., 2, n]: halves of panels alternately from the first half and from the second."""
     moved = halves.movedim(-2, 1).flatten(0, 1)
