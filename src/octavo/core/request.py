@@ -35,6 +35,11 @@ class Clock:
         self.now = 0.0
 
 
+def choice_id(request_id: str, index: int) -> str:
+    """The id of one choice: that of the request for the first one."""
+    return request_id if index == 0 else f"{request_id}#{index}"
+
+
 class Request:
     """One choice of one request.
 
@@ -78,7 +83,7 @@ class Request:
         self.priority = submission.priority
         self.index = index
         self.constraint = constraint
-        self.seq_id = self.request_id if index == 0 else f"{self.request_id}#{index}"
+        self.seq_id = choice_id(self.request_id, index)
         self.seed = seed
         self.max_tokens = max_tokens
         self.stop_ids = tuple(stop_ids)

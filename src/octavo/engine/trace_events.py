@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from octavo.core.plan import StepPlan
+from octavo.core.request import choice_id
 from octavo.core.scheduler import Update
 from octavo.engine.trace_file import Event
 
@@ -275,7 +276,7 @@ class RequestEvents:
     def _begin(
         self, request_id: str, request: _Traced, index: int, phase: str, time: int
     ) -> Iterator[Event]:
-        tree = _Tree(_seq_id(request_id, index), dict(request.args), phase)
+        tree = _Tree(choice_id(request_id, index), dict(request.args), phase)
         request.trees[index] = tree
         yield from self._open(tree, time)
 
@@ -307,7 +308,7 @@ class RequestEvents:
         return [tree for request in self._requests.values() for tree in request.trees.values()]
 
     def _tree(self, seq_id: str) -> _Tree | None:
-        """Of the id that a row has, see `core.request.Request`."""
+        """Of the id that a row has, see `core.request.choice_id`."""
         request_id, _, index = seq_id.rpartition("#")
         if index.isdecimal() and (request := self._requests.get(request_id)):
             return request.trees.get(int(index))
@@ -344,8 +345,3 @@ def _copies(plan: StepPlan) -> dict[str, int]:
 
 def _us(seconds: float) -> int:
     return round(1e6 * seconds)
-
-
-def _seq_id(request_id: str, index: int) -> str:
-    """As `core.request.Request` has it."""
-    return request_id if index == 0 else f"{request_id}#{index}"

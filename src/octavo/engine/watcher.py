@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from octavo.core.queues import Transition
-from octavo.core.request import Request, Status
+from octavo.core.request import Request, Status, choice_id
 from octavo.core.scheduler import Scheduler
 from octavo.engine.engine import Engine
 from octavo.engine.stats import EndedRequest, RequestTimes
@@ -286,7 +286,7 @@ def _at(mark: Mark) -> float:
 
 
 def _sentence(one: Transition) -> str:
-    name = one.request_id if not one.index else f"{one.request_id}#{one.index}"
+    name = choice_id(one.request_id, one.index)
     if one.name == "resumed":
         return f"{name} runs again"
     where = "its blocks were copied to the host" if one.swapped else "it will be computed again"
