@@ -71,7 +71,7 @@ _PARTS = 16 // LANES  # vectors of float32 of half a panel
 _VECTORS = 2 * _PARTS  # of a panel
 _ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 3)  # rows for which codes are read together
 _TALL = abi.WEIGHT_ONLY_TALL[LANES]  # rows that are multiplied together with values in the cache
-_MANY = 24  # rows from which that is done
+_MANY = 512  # rows from which that is done: with fewer it is slower (docs/log.md)
 _DIRECT = 2 if LANES == 16 else 1  # rows read where they are: no more than one of _ROWS computes
 _CHUNK = 16  # blocks of k that become values in the cache at a time: 16 or 32 KB
 _FETCHING_ROWS, _FETCHED = 2, 4096  # up to which rows codes are requested ahead, and by how much
