@@ -110,6 +110,7 @@ NOBODY = "mount --bind /dev/null /etc/passwd\nmount --bind /dev/null /etc/nsswit
 HOMELESS = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "OCTAVO_CACHE_DIR"))
 
 
+@pytest.mark.slow  # compiles every kernel
 def test_no_home_and_no_passwd_entry(tiny_folder, answer, scripted):
     log = check(tiny_folder, answer, scripted, mounts=NOBODY, environment=HOMELESS)
     assert log.count("not kept for the next start: this user has no home folder") == 1

@@ -159,7 +159,7 @@ def test_an_option_that_disagrees_is_refused_before_weights_are_read(tmp_path):
         toys.load(folder, quantization="int8")
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", pytest.param("Q4_K", marks=pytest.mark.slow)])
 def test_blocks_of_four_bits_keep_their_codes_under_int4(kind, tmp_path):
     _, path = toys.blocks_of(kind, tmp_path / "m.gguf")
     exact = logits(toys.load(path))

@@ -54,6 +54,8 @@ def check_trace(given: str, engines: int = 1) -> None:
     for engine in range(engines):
         try:
             _check_path(given, trace_path(given, engine, engines))
+        except ConfigError:
+            raise
         except (OSError, ValueError) as error:  # a name that no file can have
             raise ConfigError(f"trace {shown(given)} cannot be a file: {cause(error)}") from None
 

@@ -115,28 +115,19 @@ class ModelFiles:
         return open_checkpoint(self.root, self.weights, self.index)
 
 
-# Blocks whose 4-bit codes `quantization="int4"` computes on as they are stored.
-_CODES = ("Q4_0", "Q4_1", "Q4_K")
-
-
 def memory_note(checkpoint: Checkpoint) -> str | None:
     """What weights in blocks take in memory, which is not what their file takes; else None."""
     tensors = checkpoint.tensors.values()
     if all(tensor.format.dtype is not None for tensor in tensors):
         return None
     values = sum(math.prod(tensor.shape) for tensor in tensors)
-    kept = sum(
-        tensor.num_bytes if tensor.format.name in _CODES else 2 * math.prod(tensor.shape)
-        for tensor in tensors
-    )
     stored = sum(tensor.num_bytes for tensor in tensors)
-    note = (
-        f"the {size_text(stored)} of weights in {checkpoint.root.name} are decoded: "
-        f"{size_text(2 * values)} of memory in bfloat16, {size_text(4 * values)} in float32"
+    return (
+        f"the {size_text(stored)} of weights in {checkpoint.root.name} take about as much memory "
+        f"where they are computed on as stored, and decoded (the default with AMX and on a GPU, or "
+        f"with --quantization none) {size_text(2 * values)} in bfloat16, {size_text(4 * values)} "
+        "in float32"
     )
-    if kept == 2 * values:
-        return note
-    return f"{note}; --quantization int4 keeps 4-bit codes: about {size_text(kept)}"
 
 
 def resolve(model: str, revision: str | None = None) -> ModelFiles:
