@@ -23,6 +23,7 @@ from octavo.text.tokenizer import load_tokenizer
 from serving import PYTHONPATH, write_model
 
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
 SIZE = 16
 
 
@@ -187,7 +188,8 @@ def test_an_abort_reaches_the_engine_that_computes(tokenizer):
     async def body(run):
         for place in run.places:
             place.steps.clear()
-        batches = [await run.submit(prompt(letter)) for letter in "ab"]
+        # Long enough that the abort comes before the end, however late its engine reads it.
+        batches = [await run.submit(prompt(letter), params=LONG) for letter in "ab"]
         sent = []
         for i, one in enumerate(run.client.links):
             one.send = partial(note, sent, i, one.send)

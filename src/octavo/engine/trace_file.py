@@ -53,16 +53,15 @@ def check_trace(given: str, engines: int = 1) -> None:
         raise ConfigError(f"trace must be a file, such as trace.json, not {given!r}")
     for engine in range(engines):
         try:
-            _check_path(given, trace_path(given, engine, engines))
-        except ConfigError:
-            raise
+            path = trace_path(given, engine, engines)
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(path)  # `Path` says of names that cannot be that nothing is there
         except (OSError, ValueError) as error:  # a name that no file can have
             raise ConfigError(f"trace {shown(given)} cannot be a file: {cause(error)}") from None
+        _check_path(given, path)
 
 
 def _check_path(given: str, path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.stat(path)  # `Path` says of names that cannot be that nothing is there
     if path.is_dir():
         raise ConfigError(f"trace must be a file, such as trace.json, not {str(path)!r}")
     if path.exists() and not path.is_file():

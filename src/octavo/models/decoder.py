@@ -381,10 +381,15 @@ class Decoder:
         begin, end = cut.parts(Shard.of(group))[0]
         return self._gathered(table.product(begin, end), cut.share(group.size) - (end - begin))
 
-    def _gathered(self, product: Product, padding: int) -> Product:
+    def _gathered(self, product: Product, padding: int = 0) -> Product:
         """All logits, of each rank's share of them and so many columns of padding."""
-        ids, group, more = self.spec.num_ids, self._group, (0, padding)
-        return lambda hidden: group.all_gather(F.pad(product(hidden), more))[:, :ids].contiguous()
+        ids, group = self.spec.num_ids, self._group
+
+        def share(hidden: torch.Tensor) -> torch.Tensor:
+            logits = product(hidden)
+            return F.pad(logits, (0, padding)) if padding else logits
+
+        return lambda hidden: group.all_gather(share(hidden))[:, :ids].contiguous()
 
     def _divided_head(
         self, head: torch.Tensor | quant.Codes, most_rows: int, method: str
@@ -400,8 +405,7 @@ class Decoder:
             head = _rows_of(head, lambda rows: rows[begin:end])
         padding = (0, 0, 0, cut.share(group.size) - (end - begin))
         head = _rows_of(head, lambda rows: F.pad(rows, padding))
-        product = self._products.make(head, None, most_rows, method)
-        return lambda hidden: group.all_gather(product(hidden))[:, :ids].contiguous()
+        return self._gathered(self._products.make(head, None, most_rows, method))
 
     def _make_norm(self, name: str, spec: NormSpec, scale: float = 1.0) -> Norm:
         """scale: of what the norm adds to the residual."""
@@ -504,7 +508,7 @@ class Decoder:
         if weight is None:
             assert rows is not None
             product = self._on_stored.make_stored(rows, bias, "" if is_sum else gate)
-            return (lambda x: group.all_reduce(product(x))) if is_sum else product
+            return self._summed(product) if is_sum else product
         method = self._quantization.method_of(component, weight)
         if is_sum:
             return self._sum_of_products(weight, bias, method)
@@ -524,6 +528,11 @@ class Decoder:
             largest = group.all_gather(own.abs().amax(1, keepdim=True).float()).amax(1)
             del own
             product = self._products.make(weight, bias, method=method, largest=largest)
+        return self._summed(product)
+
+    def _summed(self, product: Product) -> Product:
+        """The sum over all ranks, each of which has some of the inputs."""
+        group = self._group
         return lambda x: group.all_reduce(product(x))
 
 

@@ -76,23 +76,22 @@ def _field(b: Any, address: Any, shift: Any, mask: int) -> Any:
     return b.and_(b.lshr(wide, splat(b, b.trunc(shift, I32))), consti(mask))
 
 
+def _joined(bits: int, more: int) -> Any:
+    """Codes of LANES bytes: `bits` of those at `low`, `more` above them of those at `high`."""
+
+    def joined(b, low, low_shift, high, high_shift):
+        top = b.shl(_field(b, high, high_shift, (1 << more) - 1), consti(bits))
+        return b.uitofp(b.or_(_field(b, low, low_shift, (1 << bits) - 1), top), VF)
+
+    return op(Vec, *_FOUR)(joined)
+
+
+vnibble_with_bits, vnibble_with_bit, vpair_with_bit = _joined(4, 2), _joined(4, 1), _joined(2, 1)
+
+
 @op(Vec, types.int64, types.int64)
 def vnibble(b, address, shift):
     return b.uitofp(_field(b, address, shift, 15), VF)
-
-
-@op(Vec, *_FOUR)
-def vnibble_with_bits(b, low, low_shift, high, high_shift):
-    """Four bits of LANES bytes at `low`, two more above them of those at `high`."""
-    top = b.shl(_field(b, high, high_shift, 3), consti(4))
-    return b.uitofp(b.or_(_field(b, low, low_shift, 15), top), VF)
-
-
-@op(Vec, *_FOUR)
-def vnibble_with_bit(b, low, low_shift, high, high_shift):
-    """Four bits of LANES bytes at `low`, one more above them of those at `high`."""
-    top = b.shl(_field(b, high, high_shift, 1), consti(4))
-    return b.uitofp(b.or_(_field(b, low, low_shift, 15), top), VF)
 
 
 @op(Vec, *_FOUR)
@@ -107,13 +106,6 @@ def vnibble_with_mask(b, low, low_shift, mask, first):
 def vpair(b, address, shift):
     """Two bits of LANES bytes."""
     return b.uitofp(_field(b, address, shift, 3), VF)
-
-
-@op(Vec, *_FOUR)
-def vpair_with_bit(b, low, low_shift, high, high_shift):
-    """Two bits of LANES bytes at `low`, one more above them of those at `high`."""
-    top = b.shl(_field(b, high, high_shift, 1), consti(2))
-    return b.uitofp(b.or_(_field(b, low, low_shift, 3), top), VF)
 
 
 @op(Vec, types.int64, types.int64)
