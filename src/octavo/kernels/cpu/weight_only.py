@@ -8,8 +8,8 @@ bfloat16 x is exact in float32, where all sums are formed: those of a group over
 order, then one fused multiply-add for its scale and one for its offset, over the groups in order.
 The order does not depend on the number of rows, so a row's result depends only on the row.
 
-Codes become values in registers: by a table of words where there are 16 lanes of float32 (any
-table, of 16 to 64 entries), else by conversion. Two kinds of products:
+Codes become values in registers (`weight_only_codes`): by a table of words where there are 16 lanes
+of float32 (any table, of 16 to 64 entries), else by conversion. Two kinds of products:
 
     pairs   vdpbf16ps of pairs of k, where x is bfloat16 and the processor has it
     floats  fused multiply-adds of x in float32
@@ -29,10 +29,8 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import activated
 from octavo.kernels.cpu.simd import (
     F32,
-    FEATURES,
     HAS_DOT,
     I8,
-    I16,
     I32,
     I64,
     LANES,
@@ -40,7 +38,6 @@ from octavo.kernels.cpu.simd import (
     VI,
     call,
     const,
-    consti,
     fma,
     get32,
     geti,
@@ -65,6 +62,7 @@ from octavo.kernels.cpu.simd import (
     vsum,
     zero,
 )  # fmt: skip
+from octavo.kernels.cpu.weight_only_codes import SUMS, Codes, Panel, Terms, field
 
 _ARGUMENTS = abi.WEIGHT_ONLY.offset
 _PARTS = 16 // LANES  # vectors of float32 of half a panel
@@ -75,113 +73,6 @@ _MANY = 512  # rows from which that is done: with fewer it is slower (docs/log.m
 _DIRECT = 2 if LANES == 16 else 1  # rows read where they are: no more than one of _ROWS computes
 _CHUNK = 16  # blocks of k that become values in the cache at a time: 16 or 32 KB
 _FETCHING_ROWS, _FETCHED = 2, 4096  # up to which rows codes are requested ahead, and by how much
-_SUMS = 128  # bytes of 32 columns of float32 or of pairs
-_WORDS = ir.VectorType(I16, 32)
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
-_TERM_BYTES = {"half": 2, "single": 4, "super": 1}
-
-
-class _Codes:
-    """Turns the codes of a block of a panel into values: of a variant's bits, for its kind."""
-
-    def __init__(self, bits: int, is_linear: bool, pairs: bool) -> None:
-        self.bits, self.is_linear, self.pairs = bits, is_linear, pairs
-        self.block_bytes = 64 * bits
-        self.words = 1 if pairs else 2  # of 32 bits for each column and pair of inputs
-        self.value_bytes = 8 * _SUMS * self.words  # of a block's values
-
-    def table(self, b: Any, address: Any) -> list[Any]:
-        """What `values` needs of the table at `address`, in registers."""
-        if self.bits == 8:
-            return []
-        if self.pairs:
-            return [load(b, offset(b, address, 64 * i), _WORDS) for i in range(1 + self.bits // 6)]
-        if self.bits == 4 and not (LANES == 8 and self.is_linear):
-            return [load(b, offset(b, address, 4 * LANES * i), VF) for i in range(_PARTS)]
-        return [splat(b, load(b, address, F32))]
-
-    def values(self, b: Any, table: list[Any], block: Any, p: int, half: int) -> list[list[Any]]:
-        """Of the pair of inputs 2p and 2p + 1, and 16 columns: one vector of pairs, or for each of
-        the two inputs the vectors of their columns."""
-        if self.pairs:
-            return [[self._pair(b, table, block, p, half)]]
-        return [
-            [self._floats(b, table, block, p, h, half, part) for part in range(_PARTS)]
-            for h in (0, 1)
-        ]
-
-    def _pair(self, b: Any, table: list[Any], block: Any, p: int, half: int) -> Any:
-        if self.bits == 8:
-            first, second = (self._bytes(b, block, 2 * p + h, half, 0) for h in (0, 1))
-            low, high = (b.bitcast(x, VI) for x in (first, second))
-            return b.or_(b.lshr(low, consti(16)), high)
-        word = load(b, offset(b, block, 128 * half + 64 * (p // 4)), _WORDS)
-        index = _shifted(b, word, 4 * (p % 4))
-        if self.bits > 4:
-            width = self.bits - 4
-            at = offset(b, block, 256 + 32 * width * half)
-            if width == 1:
-                high = b.zext(load(b, at, ir.VectorType(I8, 32)), _WORDS)
-            else:
-                high = load(b, at, _WORDS)
-            mask = (1 << self.bits) - 16
-            high = b.and_(_shifted(b, high, width * p - 4), ir.Constant(_WORDS, [mask] * 32))
-            index = b.or_(b.and_(index, ir.Constant(_WORDS, [15] * 32)), high)
-        if self.bits == 6:
-            name = "llvm.x86.avx512.vpermi2var.hi.512"
-            return b.bitcast(call(b, name, _WORDS, table[0], index, table[1]), VI)
-        found = call(b, "llvm.x86.avx512.permvar.hi.512", _WORDS, table[0], index)
-        return b.bitcast(found, VI)
-
-    def _bytes(self, b: Any, block: Any, k: int, half: int, part: int) -> Any:
-        at = offset(b, block, 256 * half + 16 * k + LANES * part)
-        return b.sitofp(b.sext(load(b, at, ir.VectorType(I8, LANES)), VI), VF)
-
-    def _floats(
-        self, b: Any, table: list[Any], block: Any, p: int, h: int, half: int, part: int
-    ) -> Any:
-        if self.bits == 8:
-            return self._bytes(b, block, 2 * p + h, half, part)
-        at = offset(b, block, 128 * half + 64 * (p // 4) + 4 * LANES * part)
-        word = load(b, at, VI)
-        index = b.lshr(word, consti(16 * h + 4 * (p % 4)))
-        if self.bits == 4 and not (LANES == 8 and self.is_linear):
-            return _looked_up(b, table, index)
-        index = b.and_(index, consti(15))
-        if self.bits > 4:
-            width = self.bits - 4
-            at = offset(b, block, 256 + 32 * width * half + 2 * width * LANES * part)
-            high = load(b, at, ir.VectorType(I16 if width == 1 else I32, LANES))
-            high = b.zext(high, VI) if width == 1 else high
-            shift = 8 * width * h + width * p - 4
-            high = b.lshr(high, consti(shift)) if shift >= 0 else b.shl(high, consti(-shift))
-            index = b.or_(index, b.and_(high, consti((1 << self.bits) - 16)))
-        return b.fadd(b.sitofp(index, VF), table[0])
-
-
-def _shifted(b: Any, words: Any, right: int) -> Any:
-    """Words of 16 bits moved to the right, or to the left."""
-    if right == 0:
-        return words
-    by = ir.Constant(words.type, [abs(right)] * words.type.count)
-    return b.lshr(words, by) if right > 0 else b.shl(words, by)
-
-
-def _looked_up(b: Any, table: list[Any], index: Any) -> Any:
-    """table[index & 15] of float32."""
-    if LANES == 16:
-        return call(b, "llvm.x86.avx512.permvar.sf.512", VF, table[0], index)
-    if "avx2" in FEATURES:
-        low, high = (call(b, "llvm.x86.avx2.permps", VF, part, index) for part in table)
-        return b.select(
-            b.trunc(b.lshr(index, consti(3)), ir.VectorType(ir.IntType(1), 8)), high, low
-        )
-    value = ir.Constant(VF, ir.Undefined)
-    both = b.shuffle_vector(*table, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
-    for lane in range(LANES):
-        at = b.and_(b.extract_element(index, I32(lane)), I32(15))
-        value = b.insert_element(value, b.extract_element(both, at), I32(lane))
-    return value
 
 
 def _dot(b: Any, pairs: bool, total: Any, x: Any, value: Any) -> Any:
@@ -190,98 +81,14 @@ def _dot(b: Any, pairs: bool, total: Any, x: Any, value: Any) -> Any:
     return fma(b, x, value, total)
 
 
-class _Terms:
-    """Applies the scales and offsets of a group to its sums."""
-
-    def __init__(self, kind: str, has_offset: str) -> None:
-        self.kind, self.has_offset = kind, has_offset
-        self.count = 1 if has_offset == "none" else 2
-        self.group_bytes = 32 * self.count * _TERM_BYTES[kind]
-        self.factor_bytes = 64 * self.count if kind == "super" else 0
-
-    def apply(
-        self, b: Any, panel: "_Panel", lines: list[Any], g: Any, sums: list[Any],
-        totals: list[Any], first: int = 0,
-    ) -> list[Any]:  # fmt: skip
-        """totals[rows, vectors] plus the scaled sums of group g, of the vectors from `first` on.
-
-        lines: where the sums of the groups of each row are.
-        """
-        at = b.add(panel.terms, b.mul(g, I64(self.group_bytes)))
-        factors = panel.factors
-        if self.factor_bytes:
-            shared = b.udiv(g, panel.super_groups)
-            factors = b.add(factors, b.mul(shared, I64(self.factor_bytes)))
-        rows = len(lines)
-        vectors = len(sums) // rows
-        xs = [splat(b, load(b, b.add(line, b.mul(g, I64(4))), F32))
-              for line in lines if self.count == 2]  # fmt: skip
-        out = list(totals)
-        for v in range(vectors):
-            scale = self._load(b, at, factors, 0, first + v)
-            added = self._load(b, at, factors, 1, first + v) if self.count == 2 else None
-            for r in range(rows):
-                i = r * vectors + v
-                total = sums[i]
-                if self.has_offset == "zero":
-                    total = fma(b, added, xs[r], total)
-                out[i] = fma(b, scale, total, out[i])
-                if self.has_offset == "minimum":
-                    out[i] = fma(b, added, xs[r], out[i])
-        return out
-
-    def _load(self, b: Any, address: Any, factors: Any, index: int, vector: int) -> Any:
-        """LANES scales (index 0) or offsets (1), as float32."""
-        column = 32 * index + LANES * vector
-        at = offset(b, address, _TERM_BYTES[self.kind] * column)
-        if self.kind == "single":
-            return load(b, at, VF)
-        if self.kind == "half":
-            return b.fpext(load(b, at, _HALVES), VF)
-        wide = b.sitofp(b.sext(load(b, at, ir.VectorType(I8, LANES)), VI), VF)
-        return b.fmul(wide, b.fpext(load(b, offset(b, factors, 2 * column), _HALVES), VF))
-
-
-class _Panel:
-    """A panel's codes and terms: where they are, how many, and the table of values. All of it is
-    read from the arguments at `a`."""
-
-    def __init__(self, b: Any, a: Any, codes: _Codes, terms: _Terms, panel: Any) -> None:
-        self.blocks, self.group_blocks = _field(b, a, "blocks"), _field(b, a, "group_blocks")
-        self.super_groups = _field(b, a, "super_groups")
-        more = b.sub(b.add(self.blocks, self.group_blocks), I64(1))
-        self.groups = b.udiv(more, self.group_blocks)
-        supers = b.udiv(b.add(self.blocks, I64(15)), I64(16))
-        self.codes, self.terms, self.factors = (
-            b.add(_field(b, a, name), b.mul(panel, b.mul(count, I64(size))))
-            for name, count, size in (
-                ("codes", self.blocks, codes.block_bytes),
-                ("terms", self.groups, terms.group_bytes),
-                ("factors", supers, terms.factor_bytes),
-            )
-        )
-        self.table = codes.table(b, _field(b, a, "table"))
-
-    def group(self, b: Any, g: Any) -> tuple[Any, Any]:
-        """(first block of group g, its blocks): the last group may be shorter."""
-        first = b.mul(g, self.group_blocks)
-        left = b.sub(self.blocks, first)
-        fewer = b.icmp_signed("<", left, self.group_blocks)
-        return first, b.select(fewer, left, self.group_blocks)
-
-
-def _field(b: Any, a: Any, name: str) -> Any:
-    return load(b, offset(b, a, getattr(_ARGUMENTS, name)), I64)
-
-
 def _lines(b: Any, a: Any, name: str, row: Any, rows: int) -> list[Any]:
     """Addresses of `rows` rows of x, q or sums, from `row` on."""
-    stride = _field(b, a, f"{name}_stride")
-    first = b.add(_field(b, a, name), b.mul(stride, row))
+    stride = field(b, a, f"{name}_stride")
+    first = b.add(field(b, a, name), b.mul(stride, row))
     return [b.add(first, b.mul(stride, I64(r))) for r in range(rows)]
 
 
-def _dots(codes: _Codes, terms: _Terms, rows: int, source: str) -> Any:
+def _dots(codes: Codes, terms: Terms, rows: int, source: str) -> Any:
     """to[rows, 32]: the sums of `rows` rows, of `source` (x or q), over all groups of a panel."""
     size = 2 if codes.pairs else 4  # bytes of a value of x
 
@@ -300,7 +107,7 @@ def _dots(codes: _Codes, terms: _Terms, rows: int, source: str) -> Any:
         return sums
 
     def dots(b, a, to, panel, row):
-        weight = _Panel(b, a, codes, terms, panel)
+        weight = Panel(b, a, codes, terms, panel)
         starts = _lines(b, a, source, row, rows)
         group_sums = _lines(b, a, "sums", row, rows)
 
@@ -324,7 +131,7 @@ def _dots(codes: _Codes, terms: _Terms, rows: int, source: str) -> Any:
         totals = loop(b, weight.groups, [const(0.0)] * (rows * _VECTORS), group)
         for i, total in enumerate(totals):
             line, vector = divmod(i, _VECTORS)
-            store(b, total, offset(b, to, line * _SUMS + vector * 4 * LANES))
+            store(b, total, offset(b, to, line * SUMS + vector * 4 * LANES))
 
     return op(types.void, *[types.int64] * 4)(dots)
 
@@ -334,11 +141,11 @@ def _fetch(b: Any, address: Any) -> None:
     call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
 
 
-def _unpack(codes: _Codes, terms: _Terms) -> Any:
+def _unpack(codes: Codes, terms: Terms) -> Any:
     """to: the values of `count` blocks of a panel, words of 32 columns: pairs, or float32."""
 
     def unpack(b, a, to, panel, first, count):
-        weight = _Panel(b, a, codes, terms, panel)
+        weight = Panel(b, a, codes, terms, panel)
         here = b.add(weight.codes, b.mul(first, I64(codes.block_bytes)))
 
         def body(i):
@@ -348,7 +155,7 @@ def _unpack(codes: _Codes, terms: _Terms) -> Any:
                 found = [codes.values(b, weight.table, block, p, half) for half in (0, 1)]
                 for h in range(codes.words):
                     vectors = [vector for half in found for vector in half[h]]
-                    line = _SUMS * (codes.words * p + h)
+                    line = SUMS * (codes.words * p + h)
                     for v, value in enumerate(vectors):
                         store(b, value, offset(b, at, line + 4 * LANES * v))
             return []
@@ -358,7 +165,7 @@ def _unpack(codes: _Codes, terms: _Terms) -> Any:
     return op(types.void, *[types.int64] * 5)(unpack)
 
 
-def _tall_dots(codes: _Codes, terms: _Terms) -> Any:
+def _tall_dots(codes: Codes, terms: Terms) -> Any:
     """to[_TALL, 32] += the sums of _TALL rows from `row` on over `groups` groups from `first` on.
 
     unpacked: values of the groups (see `_unpack`).
@@ -378,7 +185,7 @@ def _tall_dots(codes: _Codes, terms: _Terms) -> Any:
 
     def columns(b, weight, span, to, q, lines, vector):
         unpacked, begin, groups = span
-        places = [offset(b, to, r * _SUMS + 4 * LANES * (vector + v))
+        places = [offset(b, to, r * SUMS + 4 * LANES * (vector + v))
                   for r in range(_TALL) for v in range(width)]  # fmt: skip
 
         def group(i, *totals):
@@ -390,7 +197,7 @@ def _tall_dots(codes: _Codes, terms: _Terms) -> Any:
 
             def body(k, *sums):
                 at = b.add(row, b.mul(k, I64(line_bytes)))
-                return step(b, at, b.add(here, b.mul(k, I64(_SUMS))), sums)
+                return step(b, at, b.add(here, b.mul(k, I64(SUMS))), sums)
 
             words = b.mul(count, I64(8 * codes.words))
             sums = loop(b, words, [const(0.0)] * len(places), body)
@@ -401,7 +208,7 @@ def _tall_dots(codes: _Codes, terms: _Terms) -> Any:
             store(b, total, place)
 
     def dots(b, a, to, panel, row, unpacked, first, groups):
-        weight = _Panel(b, a, codes, terms, panel)
+        weight = Panel(b, a, codes, terms, panel)
         (q,), lines = _lines(b, a, "q", row, 1), _lines(b, a, "sums", row, _TALL)
         for vector in range(0, _VECTORS, width):
             columns(b, weight, (unpacked, first, groups), to, q, lines, vector)
@@ -474,7 +281,7 @@ def _put(dtype: str) -> Any:
         stride = geti(a + _ARGUMENTS.out_stride)
         out = geti(a + _ARGUMENTS.out) + r * stride + column * size
         for i in range(n):
-            here = sums + i * _SUMS
+            here = sums + i * SUMS
             for c in range(0, min(32 if kind == 0 else 16, columns - column), LANES):
                 value = vload(here + c * 4)
                 if bias != 0:
@@ -494,8 +301,8 @@ def product(variant: str) -> Any:
     so on: bits, how terms are stored, which offset, and the type of x and y."""
     bits, kind, has_offset, dtype = variant.split("-")
     pairs = HAS_DOT and dtype == "bfloat16"
-    codes = _Codes(int(bits[0]), not bits.endswith("table"), pairs)
-    terms = _Terms(kind, has_offset)
+    codes = Codes(int(bits[0]), not bits.endswith("table"), pairs)
+    terms = Terms(kind, has_offset)
     prepare, put = _prepare(dtype, pairs, has_offset), _put(dtype)
     direct = dtype == ("bfloat16" if pairs else "float32")
     few, many = _few_rows(codes, terms, put, direct), _many_rows(codes, terms, put)
@@ -535,12 +342,12 @@ def product(variant: str) -> Any:
     return kernel
 
 
-def _few_rows(codes: _Codes, terms: _Terms, put: Any, direct: bool) -> Any:
+def _few_rows(codes: Codes, terms: Terms, put: Any, direct: bool) -> Any:
     """A function for the rows first..end - 1 of a panel; it reads the codes for some at a time."""
     dots = _chosen([(rows, _dots(codes, terms, rows, "q")) for rows in _ROWS])
     near = [(rows, _dots(codes, terms, rows, "x")) for rows in _ROWS if rows <= _DIRECT and direct]
     dots_of_x = _chosen(near) if near else dots
-    spare = stack(_ROWS[-1] * _SUMS)
+    spare = stack(_ROWS[-1] * SUMS)
 
     @jit
     def few(a, panel, first, end, copied):
@@ -556,7 +363,7 @@ def _few_rows(codes: _Codes, terms: _Terms, put: Any, direct: bool) -> Any:
     return few
 
 
-def _many_rows(codes: _Codes, terms: _Terms, put: Any) -> Any:
+def _many_rows(codes: Codes, terms: Terms, put: Any) -> Any:
     """A function for the rows first..end - 1 of a panel, whole blocks of _TALL: a chunk of its
     codes is turned into values in the cache, for all of the rows."""
     unpack, dots = _unpack(codes, terms), _tall_dots(codes, terms)
@@ -566,13 +373,13 @@ def _many_rows(codes: _Codes, terms: _Terms, put: Any) -> Any:
         blocks, group_blocks = geti(a + _ARGUMENTS.blocks), geti(a + _ARGUMENTS.group_blocks)
         groups = (blocks + group_blocks - 1) // group_blocks
         chunk = max(1, _CHUNK // group_blocks)
-        unpacked = scratch + geti(a + _ARGUMENTS.item_rows) * _SUMS
-        zero(scratch, (end - first) * _SUMS)
+        unpacked = scratch + geti(a + _ARGUMENTS.item_rows) * SUMS
+        zero(scratch, (end - first) * SUMS)
         for g in range(0, groups, chunk):
             some, begin = min(chunk, groups - g), g * group_blocks
             unpack(a, unpacked, panel, begin, min(some * group_blocks, blocks - begin))
             for r in range(first, end, _TALL):
-                dots(a, scratch + (r - first) * _SUMS, panel, r, unpacked, g, some)
+                dots(a, scratch + (r - first) * SUMS, panel, r, unpacked, g, some)
         put(a, scratch, first, end - first, panel)
 
     return many
