@@ -14,10 +14,19 @@ def test_logits_are_bounded():
     assert step_memory.logits_bytes(10**6, 10**6) == 4 * 4 * step_memory.LOGITS_AT_ONCE
 
 
-def test_a_measured_step_counts_for_each_begun_part_of_a_full_one():
-    assert step_memory.scaled_peak(100, 256, 2048) == 800
-    assert step_memory.scaled_peak(100, 256, 257) == 200
-    assert step_memory.scaled_peak(100, 256, 1) == 100
+def test_the_step_that_is_measured_is_a_quarter_of_a_second_of_work():
+    assert step_memory.probe_tokens(135 * 10**6) == 256
+    assert step_memory.probe_tokens(1235 * 10**6) == 55
+    assert step_memory.probe_tokens(8 * 10**9) == 16
+    assert step_memory.probe_tokens(0) == 256
+
+
+def test_a_measured_step_is_extended_by_the_activations_of_a_token():
+    assert step_memory.full_peak(256, 256, 256, 1) == 256
+    assert step_memory.full_peak(512, 256, 1256, 1) == 512 + 2 * 1000, "as measured"
+    assert step_memory.full_peak(0, 256, 1256, 1) == 1000, "memory that was there already"
+    assert step_memory.full_peak(25600, 256, 1256, 1) == 25600 + 3 * 1000, "a huge page"
+    assert step_memory.full_peak(512, 256, 100, 1) == 512
 
 
 def test_captured_steps_hold_their_share_and_the_backend_s_memory():

@@ -6,6 +6,7 @@ alike.
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -479,11 +480,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _step_peak(self) -> int:
-        """Memory that a full step needs: measured, or measured on a smaller step and scaled up.
+        """Memory that a full step needs: measured, or measured on a smaller step and extended.
 
-        On a CPU, where a full step takes long, activations grow with its tokens, so a quarter of a
-        second of work is enough to measure them; logits are bounded by `LOGITS_AT_ONCE`. This is
-        an ordinary step over an artificial plan, so it also compiles what the first request needs.
+        On a CPU a full step takes long, and activations grow with its tokens; logits are bounded
+        by `LOGITS_AT_ONCE`. This is an ordinary step over an artificial plan, so it also compiles
+        what the first request needs.
         """
         size, tokens = self.config.block_size, self.config.max_num_batched_tokens
         # Rotary tables only cover the window (`models.loader`).
@@ -493,12 +494,16 @@ class ModelRunner:
             plan = full_step(tokens, min(self.config.max_num_seqs, tokens), window, size, groups)
             self._make_pool_of(len(plan.rows[0].token_ids))
             return self.device.peak_of(lambda: self._compute(plan.rows))  # at once, or not at all
-        probe = min(step_memory.PROBE_TOKENS, tokens, window)
+        spec, specs = self.model.spec, self.model.attention_specs
+        shapes = type(self.model).parameter_shapes(spec).values()
+        values = sum(map(math.prod, shapes)) // self._group.size
+        probe = min(step_memory.probe_tokens(values), tokens, window)
         self._make_pool_of(probe)
         plan = prompt_step(probe, size, groups)
         peak = self.device.peak_of(lambda: self.execute(plan))
         logits = step_memory.logits_bytes(self.config.max_num_seqs, self.limits.vocab_size)
-        return step_memory.scaled_peak(peak, probe, tokens) + logits
+        each = step_memory.activation_bytes(spec, specs, self.dtype.itemsize, self._group.size)
+        return step_memory.full_peak(peak, probe, tokens, each) + logits
 
     def _captured_bytes(self, peak: int) -> int:
         """What captured steps will hold on a device with memory of its own."""

@@ -12,8 +12,11 @@ from octavo.models.spec import ModelSpec
 
 # Logits are fp32: this bounds the logits computed at once to 128 MiB.
 LOGITS_AT_ONCE = 2**25
-# Tokens of the step that is measured where a full one takes long.
-PROBE_TOKENS = 256
+# Where a full step takes long, one of fewer tokens is measured: at most so many, and no more than
+# the multiplications of a quarter of a second, 7 * 10^10 on two cores of 2023.
+PROBE_TOKENS, _LEAST_PROBE = 256, 16
+_PROBE_WORK = 2**36
+_NOISE = 3  # a measured step touches memory in huge pages, or memory that is there already
 
 
 def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
@@ -21,9 +24,19 @@ def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
     return 4 * 4 * min(LOGITS_AT_ONCE, max_num_seqs * vocab_size)
 
 
-def scaled_peak(measured: int, probe: int, tokens: int) -> int:
-    """The peak of a step of `tokens` tokens, of that of one of `probe` tokens."""
-    return measured * -(-tokens // probe)
+def probe_tokens(values: int) -> int:
+    """Tokens of the step that is measured, of a model with so many weights."""
+    return max(_LEAST_PROBE, min(PROBE_TOKENS, _PROBE_WORK // max(1, values)))
+
+
+def full_peak(measured: int, probe: int, tokens: int, each: int) -> int:
+    """The peak of a step of `tokens` tokens, of that of one of `probe` tokens.
+
+    each: the activations of a token, estimated; where the measured step says more, up to `_NOISE`
+    times that.
+    """
+    more = max(each, min(measured // probe, _NOISE * each))
+    return measured + more * max(0, tokens - probe)
 
 
 def captured_bytes(

@@ -79,6 +79,14 @@ def test_what_torch_computes_is_refused():
         graph.capture(lambda: OPS.rms_norm(x, WEIGHT, 1e-5)[0] + 1)
 
 
+def test_nothing_is_computed_while_it_is_recorded():
+    out = torch.full((4, 48), 7.0)
+    with kernel.record() as recording:
+        OPS.rms_norm(torch.randn(4, 48), WEIGHT, 1e-5, out)
+    assert len(recording.calls) == 1
+    assert (out == 7).all()
+
+
 def test_a_call_of_undeclared_arguments_is_refused():
     x = torch.randn(4, 48)
     with kernel.record() as recording:

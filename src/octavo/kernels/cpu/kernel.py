@@ -31,9 +31,9 @@ COMPILING = "compiling kernels (once per machine)"
 
 
 class Recording:
-    """The calls of kernels made during `record`, in order, and the pool of what they wrote.
+    """The calls of kernels made during `record`, in order, and the pool of what they write.
 
-    The kernels run as usual meanwhile.
+    Meanwhile kernels are made ready but compute nothing: what is in the pool has no meaning.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Record the calls that this thread makes inside the `with`."""
+    """Record the calls that this thread makes inside the `with`, instead of making them."""
     recording = Recording()
     token = _recording.set(recording)
     try:
@@ -115,15 +115,16 @@ class Kernel:
         self._compiler: subprocess.Popen[bytes] | None = None  # another process compiles it
 
     def run(self, arguments: bytes, threads: int = 1) -> None:
-        """Call on `threads` threads. `arguments` must be a fresh object: the kernel writes to it.
+        """Call on `threads` threads, or record the call. `arguments` must be a fresh object: the
+        kernel writes to it.
 
         Everything it points to must stay alive; the result does not depend on `threads`.
         """
         if not self._address:
             self.load()
         if (recording := _recording.get()) is not None:
-            recording.calls.append((self, bytes(bytearray(arguments))))
-        if threads == 1:
+            recording.calls.append((self, arguments))
+        elif threads == 1:
             self._direct(arguments)
         else:
             openmp.team().run(self._address, arguments, threads)
