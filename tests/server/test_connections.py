@@ -20,6 +20,7 @@ from octavo.errors import ConfigError
 from octavo.server.connections import Connection, Connections, State
 from octavo.server.limits import HTTPLimits
 from octavo.server.options import ServerConfig
+from octavo.server.sse import DONE, EventStream, Streams
 from serving import Process, wait_until
 
 LIMITS = HTTPLimits(head_bytes=200)
@@ -29,11 +30,15 @@ class Transport:
     """What a connection writes, without a socket."""
 
     def __init__(self):
-        self.written, self.closed, self.ended = b"", False, False
+        self.writes, self.closed, self.ended = [], False, False
+
+    @property
+    def written(self):
+        return b"".join(self.writes)
 
     def write(self, data):
         assert not self.ended
-        self.written += data
+        self.writes.append(data)
 
     def is_closing(self):
         return self.closed
@@ -73,7 +78,7 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": text})
 
 
-def answer(pieces, limits=LIMITS):
+def answer(pieces, limits=LIMITS, app=app, kind=Transport):
     """What a connection answers to these pieces: (statuses, all bytes, connection)."""
 
     async def run():
@@ -81,7 +86,8 @@ def answer(pieces, limits=LIMITS):
         connection = Connection(
             config, ServerState(), {}, asyncio.get_running_loop(), table=Connections(limits, 10)
         )
-        transport = Transport()
+        transport = kind()
+        transport.protocol = connection
         connection.connection_made(transport)
         for piece in pieces:
             if not transport.closed:
@@ -218,6 +224,63 @@ class Fake:
 
     def end_late(self):
         self.late = True
+
+
+async def stream(scope, receive, send):
+    """Answers with pieces: two at once, then one, then one that comes with the end."""
+
+    async def values():
+        yield "a"
+        yield "b" * 20
+        await asyncio.sleep(0)
+        yield "c"
+
+    await EventStream(values(), [], lambda error: None, Streams(10))(scope, receive, send)
+
+
+EVENTS = b'data: "a"\n\n', b'data: "%b"\n\n' % (b"b" * 20), b'data: "c"\n\n', DONE
+
+
+def test_a_stream_has_one_chunk_an_event_and_one_write_a_turn():
+    _, _, connection = answer([b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"], app=stream)
+    chunks = [b"%x\r\n%b\r\n" % (len(text), text) for text in EVENTS]
+    writes = [data for data in connection.transport.writes if data]
+    assert writes[1:] == [chunks[0] + chunks[1], chunks[2] + chunks[3], b"0\r\n\r\n"]
+    assert b"transfer-encoding: chunked" in writes[0].lower()
+    assert connection.state is State.KEPT
+
+
+def test_a_stream_to_an_old_client_has_no_chunks():
+    _, written, connection = answer([b"GET /x HTTP/1.0\r\n\r\n"], app=stream)
+    assert written.partition(b"\r\n\r\n")[2] == b"".join(EVENTS)
+    assert connection.transport.closed
+
+
+class Full(Transport):
+    """One whose client takes the head of an answer, and one write more."""
+
+    def write(self, data):
+        super().write(data)
+        if len(self.writes) == 2:
+            self.protocol.pause_writing()
+
+
+def test_a_stream_waits_for_a_client_that_does_not_read():
+    made = []
+
+    async def paused(scope, receive, send):
+        async def values():
+            for i in range(9):
+                made.append(i)
+                yield i
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        await EventStream(values(), [], lambda error: None, Streams(10))(scope, receive, send)
+
+    _, written, _ = answer([b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"] * 2, app=paused, kind=Full)
+    assert made == [0, 1]
+    assert written.endswith(b"\r\n\r\n9\r\ndata: 0\n\n\r\n")
 
 
 def test_connections_that_ask_for_nothing_are_closed_first():

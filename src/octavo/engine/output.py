@@ -81,7 +81,7 @@ class OutputProcessor:
             if state is None:
                 continue
             choice = state.choices[update.index]
-            if choice.finished:
+            if choice.finish_reason is not None:
                 continue
             ended = state.take(choice, update, now)
             touched[update.request_id] = state
@@ -234,19 +234,19 @@ class _State:
             self.prompt_logprobs = [None, *map(self._position, update.prompt_logprobs)]
         if update.error is not None:
             self.error, self.error_param = update.error, update.error_param
-        stopped = None
+        stopped, reason = None, update.finish_reason
         choice.complete = update.complete
-        hides_last = self._hides_last(choice, update.finish_reason)
         if choice.detokenizer is not None:
+            hides_last = reason is not None and self._hides_last(choice, reason)
             ids, stopped = self._follow(choice.detokenizer, ids, hides_last)
         choice.token_ids += ids
         if choice.logprobs is not None:
             self._add_logprobs(choice, update.logprobs[: len(ids)])
         if stopped is not None:
             self.end(choice, "stop", stopped)
-        elif update.finish_reason is not None:
-            self.end(choice, update.finish_reason, update.stop_reason)
-        return choice.finished
+        elif reason is not None:
+            self.end(choice, reason, update.stop_reason)
+        return choice.finish_reason is not None
 
     def end(self, choice: _Choice, reason: FinishReason, stop_reason: int | str | None) -> None:
         choice.changed = True

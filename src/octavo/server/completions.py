@@ -104,11 +104,16 @@ class _Writer:
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
         """The chunks of the stream; the last one has the usage, if it was asked for."""
+        exact = self._body.logprobs is not None or self._body.return_token_ids
         async for position, output in self._generation.deltas():
             self._note(position, output)
-            deltas = [delta for delta in output.outputs if self._has_content(delta)]
-            if deltas:
-                choices = [self._choice(position, delta) for delta in deltas]
+            choices = [
+                self._choice(position, delta)
+                for delta in output.outputs
+                # Text may be held back for a stop string.
+                if delta.text or delta.finish_reason or (exact and delta.token_ids)
+            ]
+            if choices:
                 yield self._chunk(choices, chunk_usage(self._body, self._usage))
         if wants_usage(self._body):
             yield self._chunk([], self._usage())
@@ -121,14 +126,9 @@ class _Writer:
             choices += [self._choice(position, delta) for delta in output.outputs]
         return self._chunk(sorted(choices, key=lambda choice: choice.index), self._usage())
 
-    def _has_content(self, delta: CompletionOutput) -> bool:
-        """Whether a chunk is sent for it: text may be held back for a stop string."""
-        exact = self._body.logprobs is not None or self._body.return_token_ids
-        return bool(delta.text or delta.finish_reason or (exact and delta.token_ids))
-
     def _note(self, position: int, output: RequestOutput) -> None:
-        # They come once, maybe with a delta that has no text.
-        self._prompts[position] = self._prompts[position] or output.prompt_logprobs
+        if output.prompt_logprobs is not None:  # once, maybe with a delta that has no text
+            self._prompts[position] = output.prompt_logprobs
 
     def _choice(self, position: int, delta: CompletionOutput) -> CompletionChoice:
         body, (submission, text) = self._body, self._generation.prompted[position]
@@ -140,7 +140,8 @@ class _Writer:
         if body.return_token_ids:
             choice.token_ids = delta.token_ids
         if index in self._begun:
-            self._add_logprobs(choice, delta, None)
+            if body.logprobs is not None:
+                self._add_logprobs(choice, delta, None)
             return choice
         self._begun.add(index)
         known = self._prompts[position]

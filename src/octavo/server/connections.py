@@ -16,12 +16,13 @@ from typing import Any
 import h11
 from h11._receivebuffer import ReceiveBuffer
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from octavo.log import get_logger
 from octavo.server.errors import HTTPError, unavailable
 from octavo.server.limits import HTTPLimits
+from octavo.server.sse import CHUNKS
 
 logger = get_logger(__name__)
 
@@ -129,6 +130,36 @@ def _malformed(status: int, limits: HTTPLimits) -> HTTPError:
     return HTTPError(status, text, code=code)
 
 
+class ChunkWriter:
+    """The body of one answer (`sse.Chunks`), in HTTP/1.1's chunks.
+
+    What is added in one turn of the event loop is written at its end, in one call: one for each
+    connection and step of the engine.
+    """
+
+    def __init__(self, connection: "Connection", cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._flow = connection.flow
+        self._cycle = cycle
+        self._chunks: list[bytes] = []
+
+    def add(self, data: bytes) -> bool:
+        if self._flow.write_paused:
+            return False
+        if data:  # none would end the body
+            if not self._chunks:
+                self._connection.table.write_soon(self)
+            self._chunks.append(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def flush(self) -> None:
+        if self._chunks:
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            if not (self._cycle.disconnected or self._connection.transport.is_closing()):
+                self._connection.transport.write(data)
+
+
 class Connections:
     """All connections by state, each state in the order of entering it."""
 
@@ -145,6 +176,18 @@ class Connections:
         self._closed_early = 0
         self.open: set[Connection] = set()
         self.timed_out = 0  # by the kernel: the client acknowledged nothing
+        self._unwritten: list[ChunkWriter] = []
+
+    def write_soon(self, writer: ChunkWriter) -> None:
+        """Write what was added there when this turn of the event loop is over."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unwritten.append(writer)
+
+    def _write(self) -> None:
+        writers, self._unwritten = self._unwritten, []
+        for writer in writers:
+            writer.flush()
 
     def unread(self) -> int:
         """How many clients leave much of their answer untaken. May be called from any thread."""
@@ -215,23 +258,31 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.conn = _Parser(table.limits)
         self.state = State.BUSY
-        self._table = table
+        self._application, self.app = self.app, self._answered
+        self.table = table
         self._refused = False
+
+    async def _answered(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application, which finds here how it may write the body of a stream."""
+        cycle = self.cycle  # of this request: the next one begins after its answer
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":  # else there are no chunks
+            scope["extensions"] = {CHUNKS: ChunkWriter(self, cycle)}
+        await self._application(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._table.open.add(self)
-        full = len(self.connections) > self._table.most and not self._table.make_room()
+        self.table.open.add(self)
+        full = len(self.connections) > self.table.most and not self.table.make_room()
         self._enter(State.SILENT)
         if full:
-            text = f"all {self._table.most} connections are in use"
+            text = f"all {self.table.most} connections are in use"
             self._refuse(unavailable(text, "too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._table.remove(self)
-        self._table.open.discard(self)
+        self.table.remove(self)
+        self.table.open.discard(self)
         if isinstance(exc, TimeoutError):
-            self._table.timed_out += 1
+            self.table.timed_out += 1
         super().connection_lost(exc)
 
     def unsent(self) -> int:
@@ -270,13 +321,13 @@ class Connection(H11Protocol):
     def end_late(self) -> None:
         """What the connection waits for has not come in time."""
         if self.state is State.HEAD:
-            seconds = self._table.limits.head_seconds
+            seconds = self.table.limits.head_seconds
             text = f"the request's head did not arrive within {seconds:g} s"
             self._refuse(HTTPError(408, text, code="timeout"))
         elif self.state is State.LINGERING or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
-            self._table.remove(self)
+            self.table.remove(self)
             self.transport.close()
 
     def _follow(self) -> None:
@@ -299,7 +350,7 @@ class Connection(H11Protocol):
             self._enter(state)
 
     def _enter(self, state: State) -> None:
-        self._table.move(self, state, self.loop.time())
+        self.table.move(self, state, self.loop.time())
 
     def _answer_malformed(self) -> None:
         if self.transport.is_closing():
@@ -309,7 +360,7 @@ class Connection(H11Protocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-            self._refuse(_malformed(self.conn.status, self._table.limits))
+            self._refuse(_malformed(self.conn.status, self.table.limits))
         elif cycle.response_complete:
             self._linger()
         else:

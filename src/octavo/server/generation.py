@@ -7,7 +7,7 @@ returns when the engine has queued every prompt.
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -158,6 +158,7 @@ class Generation:
         self._generated = [0] * count
         self._ended = [0] * count  # choices that have
         self._reasons: list[list[FinishReason]] = [[] for _ in range(count)]  # of their choices
+        self._logs_texts = service.options.log_requests
         self._texts: dict[tuple[int, int], str] = {}
         self._times: list[RequestMetrics | None] = [None] * count  # once a choice has ended
         self.trace: RequestTrace | None = None
@@ -165,11 +166,10 @@ class Generation:
             most = output_limit(submission, service.limits)
             service.metrics.received(submission.params.n, most, batch.engine_of(position))
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    def deltas(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """What is new, as (position of the prompt, output). Raises EngineError."""
-        async for position, output in self._batch:
-            self._note(position, output)
-            yield position, output
+        self._batch.on_read = self._note
+        return self._batch
 
     def _note(self, position: int, output: RequestOutput) -> None:
         if self._first is None:
@@ -187,7 +187,7 @@ class Generation:
                 self._times[position] = output.metrics
                 engine = self._batch.engine_of(position)
                 self.service.metrics.ended(choice.finish_reason, engine=engine)
-            if self.service.options.log_requests:
+            if self._logs_texts:
                 key = (position, choice.index)
                 text = choice.text if self._markers is None else self._markers.spelled(choice.text)
                 self._texts[key] = self._texts.get(key, "") + text

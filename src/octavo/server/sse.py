@@ -8,7 +8,7 @@ waits, merged, in one place (see `engine.client`), not in a growing queue.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -61,6 +61,7 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 OPENAI = Wire()
+CHUNKS = "octavo.chunks"  # its name among a scope's extensions
 
 
 class Answer(Response):
@@ -106,6 +107,22 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": body})
 
 
+class Chunks(Protocol):
+    """A shorter way than ASGI's messages for the pieces of a body, which a scope may offer.
+
+    For use between the answer's first and last message.
+    """
+
+    def add(self, data: bytes) -> bool:
+        """A piece, to be written soon. False, and it is not taken, while the client reads nothing:
+        then a message waits."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was added: before a message is sent."""
+        ...
+
+
 class Streams:
     """What the streams of a server have in common.
 
@@ -143,7 +160,8 @@ class EventStream(Response):
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._write(send))
+        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
+        work = asyncio.ensure_future(self._write(send, chunks))
         try:
             disconnected = await _disconnected_first(
                 work, receive, self._stalled, self._streams.stall_timeout / 4
@@ -153,10 +171,16 @@ class EventStream(Response):
         if not disconnected:
             work.result()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, chunks: Chunks | None) -> None:
         loop = asyncio.get_running_loop()
 
         async def put(body: bytes, more: bool = True) -> None:
+            if chunks is not None:
+                if chunks.add(body):
+                    if more:
+                        return
+                    body = b""
+                chunks.flush()
             self._sending_since = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": more})
             self._sending_since = None
@@ -169,8 +193,11 @@ class EventStream(Response):
             }
         )
         try:
+            make = self._wire.event
             async for value in self._values:
-                await put(self._wire.event(value))
+                body = make(value)
+                if chunks is None or not chunks.add(body):
+                    await put(body)
         except Exception as error:  # noqa: BLE001 - sent to the client, and logged
             self._error = error
             await put(self._wire.event(self._wire.error(log_fault(error))))
