@@ -16,7 +16,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 SOURCES := src tests benchmarks scripts examples
 
-.PHONY: help demo serve test test-slow test-netns fuzz lint format docs build package-check bench serving clients \
+.PHONY: help demo serve test test-slow test-netns test-arm fuzz lint format docs build package-check bench serving clients \
 	startup gpu-check report clean
 
 help: ## list the targets
@@ -41,6 +41,9 @@ test-slow: $(VENV)/.dev ## the slow tests
 
 test-netns: $(VENV)/.dev ## two machines as two network namespaces, with Ray; needs root and iproute2
 	@$(PY) -m pytest -m netns -rs
+
+test-arm: $(VENV)/.dev ## the CPU's kernels on an emulated Arm processor; needs root, qemu-user and debootstrap
+	@$(PY) -m scripts.arm $(ARGS)
 
 fuzz: $(VENV)/.dev ## 10,000 malformed files of each kind; COUNT=... for another number
 	@PYTHONPATH=.:tests $(PY) -m tests.fuzz.run --count $(or $(COUNT),10000)

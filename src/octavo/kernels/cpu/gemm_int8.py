@@ -83,6 +83,8 @@ def _dot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     """total + the sum of the 4 products of bytes, in each lane of int32."""
     if _VNNI:
         return call(b, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", VI, total, unsigned, signed)
+    if "i8mm" in FEATURES:
+        return _usdot(b, total, unsigned, signed)
     wide = ir.VectorType(I16, 2 * LANES)
     eight, low = (ir.Constant(wide, [v] * 2 * LANES) for v in (8, 255))
     x, w = b.bitcast(unsigned, wide), b.bitcast(signed, wide)
@@ -90,6 +92,18 @@ def _dot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
                      (b.lshr(x, eight), b.ashr(w, eight))):  # fmt: skip
         total = b.add(total, _pair_sums(b, one, two))
     return total
+
+
+def _usdot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """The same with Arm's instruction, whose vectors are half as long."""
+    none = ir.Constant(VI, ir.Undefined)
+    halves = []
+    for first in (0, 4):
+        mask = ir.Constant(ir.VectorType(I32, 4), list(range(first, first + 4)))
+        part, x, w = (b.shuffle_vector(v, none, mask) for v in (total, unsigned, signed))
+        x, w = (b.bitcast(v, ir.VectorType(I8, 16)) for v in (x, w))
+        halves.append(call(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", part.type, part, x, w))
+    return b.shuffle_vector(*halves, ir.Constant(VI, list(range(8))))
 
 
 def _pair_sums(b: Any, x: Any, y: Any) -> Any:
