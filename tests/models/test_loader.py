@@ -262,7 +262,7 @@ def test_blocks_are_computed_on_as_stored(tied: bool, tmp_path: Path) -> None:
     assert "stored" not in toys.load(path, quantization="none").explain()["linear"]
 
 
-def test_blocks_are_decoded_where_tiles_are_faster_unless_asked_for(
+def test_blocks_are_decoded_where_the_device_does_not_keep_them_unless_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}

@@ -50,6 +50,10 @@ def test_dense_products(tmp_path: Path) -> None:
     [
         ("attention/test_cpu.py", "tiles or threads or views or dtype"),
         ("kernels/cpu/test_gemm_int8.py", ""),
+        ("kernels/cpu/test_weight_only.py", "dtype1"),
+        ("kernels/cpu/test_weight_only_tiles.py", "to_the_bit"),
+        ("kernels/cpu/test_weight_only_tiles.py", "not to_the_bit"),
+        ("test_same_answer.py", "tiles"),
         ("runner/test_steps.py", ""),
     ],
 )

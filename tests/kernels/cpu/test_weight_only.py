@@ -10,8 +10,8 @@ import torch
 from tests.kernels.cpu.test_weight_only_layout import NON_LINEAR, drawn
 
 from octavo.kernels import reference
-from octavo.kernels.codes import Form, linear
-from octavo.kernels.cpu import openmp
+from octavo.kernels.codes import Form, GroupedCodes, linear
+from octavo.kernels.cpu import openmp, target
 from octavo.kernels.cpu.gemm_int8_call import Workspace
 from octavo.kernels.cpu.weight_only_call import WeightOnly
 from octavo.kernels.cpu.weight_only_layout import PackedCodes, pack
@@ -48,6 +48,12 @@ def inputs(rows: int, k: int, dtype: torch.dtype, seed: int = 7) -> torch.Tensor
     return torch.randn(rows, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def weights_of(weight: GroupedCodes, dtype: torch.dtype) -> torch.Tensor:
+    """What the product with rows of a type multiplies: on AMX weights are rounded to bfloat16."""
+    values = weight.dequantized()
+    return values.to(dtype) if target.has_tiles() else values
+
+
 def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Equal but for one rounding to the type of the rows; an error of 1% must not pass."""
     exact = found.dtype is FP32
@@ -62,7 +68,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_it_is_the_product_of_the_dequantized_weight(form, dtype):
     for n, k in SHAPES:
         weight = drawn(form, n, k)
-        packed, values = pack(weight), weight.dequantized().double()
+        packed, values = pack(weight), weights_of(weight, dtype).double()
         x, bias = inputs(max(ROWS), k, dtype), inputs(1, n, dtype, seed=5)[0]
         for added in (None, bias):
             wanted = x.double() @ values.T + (0 if added is None else added.double())

@@ -49,7 +49,7 @@ def configure(config, first, second):
     """Write the 64 bytes at `config` and load them: the shapes of the registers, all cleared.
 
     Sums and left operands have 64 bytes in each of `first` rows (upper registers) and of `second`
-    rows (lower registers, where `sum_tiles` has a height of 2); right operands are 16 x 64.
+    rows (lower registers, where `add_tiles` has a height of 2); right operands are 16 x 64.
     """
     seti(config, 1)  # palette
     for i in range(1, 8):
@@ -61,17 +61,21 @@ def configure(config, first, second):
     _load_config(config)
 
 
-def sum_tiles(
+def clear_tiles(b: Any, height: int, width: int) -> None:
+    """Registers height x width = 0."""
+    for register in range(height * width):
+        instruction(b, "tilezero", _register(register))
+
+
+def add_tiles(
     b: Any, height: int, width: int, steps: Any, left: Any, left_stride: Any, right: RightTiles,
     dot: str = "tdpbf16ps",
 ) -> None:  # fmt: skip
-    """Registers height x width = sum over `steps` of left tiles, 64 bytes deep, times right tiles.
+    """Registers height x width += sum over `steps` of left tiles, 64 bytes deep, times right tiles.
 
     Step i of the left operand is at left + 64 * i. dot: the instruction, which decides what the
     64 bytes hold.
     """
-    for register in range(height * width):
-        instruction(b, "tilezero", _register(register))
 
     def body(i):
         here = b.add(left, b.mul(i, ir.Constant(I64, 64)))
@@ -89,8 +93,17 @@ def sum_tiles(
     loop(b, steps, [], body)
 
 
+def sum_tiles(
+    b: Any, height: int, width: int, steps: Any, left: Any, left_stride: Any, right: RightTiles,
+    dot: str = "tdpbf16ps",
+) -> None:  # fmt: skip
+    """The same sums alone (see `add_tiles`)."""
+    clear_tiles(b, height, width)
+    add_tiles(b, height, width, steps, left, left_stride, right, dot)
+
+
 def store_tiles(b: Any, height: int, width: int, base: Any, stride: Any) -> None:
-    """Store the sums of `sum_tiles` as one matrix at `base`."""
+    """Store these sums as one matrix at `base`."""
     for t in range(height):
         row = b.add(base, b.mul(stride, ir.Constant(I64, 16 * t)))
         for j in range(width):

@@ -48,12 +48,7 @@ class CpuDevice:
     attention_order: Sequence[str] = ("cpu", "torch")
     quantization: Sequence[str] = (INT8, INT4, W8A8, W4A8, STORED)
     dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float32)
-
-    @property
-    def keeps_blocks(self) -> bool:
-        """Not where there is AMX: its tiles multiply decoded weights several times as fast as
-        vectors multiply codes, and codes have no tiles yet."""
-        return not target.has_tiles()
+    keeps_blocks = True
 
     def __init__(self, config: EngineConfig) -> None:
         self._huge_pages, self._weights = config.huge_pages, huge_pages.Arena()

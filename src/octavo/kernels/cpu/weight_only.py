@@ -268,7 +268,7 @@ def _prepare(dtype: str, pairs: bool, has_offset: str) -> Any:
     return prepare
 
 
-def _put(dtype: str) -> Any:
+def put_rows(dtype: str) -> Any:
     """A function that stores y of sums[n, 32] of a panel, of rows r... ."""
     size, _, write = row_memory(dtype == "bfloat16")
     silu, gelu = (activated(name) for name in abi.ACTIVATIONS)
@@ -303,7 +303,7 @@ def product(variant: str) -> Any:
     pairs = HAS_DOT and dtype == "bfloat16"
     codes = Codes(int(bits[0]), not bits.endswith("table"), pairs)
     terms = Terms(kind, has_offset)
-    prepare, put = _prepare(dtype, pairs, has_offset), _put(dtype)
+    prepare, put = _prepare(dtype, pairs, has_offset), put_rows(dtype)
     direct = dtype == ("bfloat16" if pairs else "float32")
     few, many = _few_rows(codes, terms, put, direct), _many_rows(codes, terms, put)
     sums_wanted = has_offset != "none"

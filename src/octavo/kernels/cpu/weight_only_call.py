@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels.codes import SUPER
-from octavo.kernels.cpu import abi, openmp, target
+from octavo.kernels.cpu import abi, openmp, target, weight_only_tiles_call
 from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.gemm_int8_call import Workspace
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, kernel
@@ -43,31 +43,24 @@ class WeightOnly:
         self._weight, self._dtype, self._workspace = weight, dtype, workspace
         self._bias = None if bias is None else F.pad(bias.float(), (0, -weight.out_size % PANEL))
         pairs = dtype == torch.bfloat16 and target.has_dot()
+        tiles = dtype == torch.bfloat16 and target.has_tiles()
+        call = abi.WEIGHT_ONLY_TILES if tiles else abi.WEIGHT_ONLY
         bits = f"{form.bits}" if form.is_linear else f"{form.bits}table"
-        self._kernel = kernel(
-            abi.WEIGHT_ONLY, f"{bits}-{form.terms}-{form.offset}-{FLOAT_NAMES[dtype]}"
-        )
+        self._kernel = kernel(call, f"{bits}-{form.terms}-{form.offset}-{FLOAT_NAMES[dtype]}")
         self._table = _table(weight, pairs)
         self._threads = 1 if weight.in_size * weight.out_size < _PARALLEL_FROM else 1 << 16
         self._width = weight.out_size // 2 if activation else weight.out_size
         panels, blocks = weight.codes.shape[:2]
-        wide = blocks * BLOCK * (2 if pairs else 4)
-        q_stride = (wide + 63) // 64 * 64
-        q_stride += 64 * (q_stride // 64 % 2 == 0)  # rows on different sets of the cache
-        sums_stride = 4 * weight.terms.shape[1] if form.num_terms == 2 else 0
-        item_rows = max(_LEAST_ROWS, min(_MOST_ROWS, _ITEM_BYTES // wide // 12 * 12))
-        values = max(_CHUNK, form.group) * PANEL * (2 if pairs else 4)
-        scratch_size = item_rows * PANEL * 4 + values + 64
-        self._sizes = q_stride, sums_stride, scratch_size
-        self._pack = abi.WEIGHT_ONLY.packer(
+        sizes = weight_only_tiles_call.sizes(weight) if tiles else _sizes(weight, pairs)
+        self._sizes = sizes["q_stride"], sizes["sums_stride"], sizes["scratch_size"]
+        self._pack = call.packer(
             in_size=weight.in_size, codes=address(weight.codes), terms=address(weight.terms),
             factors=0 if weight.factors is None else address(weight.factors),
             table=address(self._table), bias=0 if self._bias is None else address(self._bias),
             blocks=blocks, group_blocks=form.group // BLOCK,
-            super_groups=max(1, SUPER // form.group), panels=panels, item_rows=item_rows,
-            q_stride=q_stride, sums_stride=sums_stride, scratch_size=scratch_size,
+            super_groups=max(1, SUPER // form.group), panels=panels,
             activation=abi.ACTIVATIONS.index(activation) + 1 if activation else 0,
-            out_size=self._width,
+            out_size=self._width, **sizes,
         )  # fmt: skip
 
     @property
@@ -115,8 +108,24 @@ class WeightOnly:
         return out
 
 
+def _sizes(weight: PackedCodes, pairs: bool) -> dict[str, int]:
+    """Arguments that depend on the shape alone."""
+    wide = weight.codes.shape[1] * BLOCK * (2 if pairs else 4)
+    q_stride = (wide + 63) // 64 * 64
+    q_stride += 64 * (q_stride // 64 % 2 == 0)  # rows on different sets of the cache
+    item_rows = max(_LEAST_ROWS, min(_MOST_ROWS, _ITEM_BYTES // wide // 12 * 12))
+    values = max(_CHUNK, weight.form.group) * PANEL * (2 if pairs else 4)
+    return {
+        "q_stride": q_stride, "item_rows": item_rows,
+        "sums_stride": 4 * weight.terms.shape[1] if weight.form.num_terms == 2 else 0,
+        "scratch_size": item_rows * PANEL * 4 + values + 64,
+    }  # fmt: skip
+
+
 def unit(dtype: torch.dtype) -> str:
     """What multiplies, in words."""
+    if dtype == torch.bfloat16 and target.has_tiles():
+        return "AMX tiles"
     if dtype == torch.bfloat16 and target.has_dot():
         return "vectors of bfloat16"
     return "vectors of float32"

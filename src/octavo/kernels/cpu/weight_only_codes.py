@@ -64,6 +64,15 @@ class Codes:
             for h in (0, 1)
         ]
 
+    def widened(self, b: Any, table: list[Any], block: Any, p: int, half: int) -> tuple[Any, Any]:
+        """The two inputs of `values` in pairs, each as a vector of float32 of their columns."""
+        if self.bits == 8:
+            first, second = (self._bytes(b, block, 2 * p + h, half, 0) for h in (0, 1))
+            return first, second
+        pair = self._pair(b, table, block, p, half)
+        even, odd = b.shl(pair, consti(16)), b.and_(pair, consti(-65536))
+        return b.bitcast(even, VF), b.bitcast(odd, VF)
+
     def _pair(self, b: Any, table: list[Any], block: Any, p: int, half: int) -> Any:
         if self.bits == 8:
             first, second = (self._bytes(b, block, 2 * p + h, half, 0) for h in (0, 1))
@@ -155,19 +164,15 @@ class Terms:
 
         lines: where the sums of the groups of each row are.
         """
-        at = b.add(panel.terms, b.mul(g, I64(self.group_bytes)))
-        factors = panel.factors
-        if self.factor_bytes:
-            shared = b.udiv(g, panel.super_groups)
-            factors = b.add(factors, b.mul(shared, I64(self.factor_bytes)))
+        at, factors = self.place(b, panel, g)
         rows = len(lines)
         vectors = len(sums) // rows
         xs = [splat(b, load(b, b.add(line, b.mul(g, I64(4))), F32))
               for line in lines if self.count == 2]  # fmt: skip
         out = list(totals)
         for v in range(vectors):
-            scale = self._load(b, at, factors, 0, first + v)
-            added = self._load(b, at, factors, 1, first + v) if self.count == 2 else None
+            scale = self.load(b, at, factors, 0, first + v)
+            added = self.load(b, at, factors, 1, first + v) if self.count == 2 else None
             for r in range(rows):
                 i = r * vectors + v
                 total = sums[i]
@@ -178,7 +183,15 @@ class Terms:
                     out[i] = fma(b, added, xs[r], out[i])
         return out
 
-    def _load(self, b: Any, address: Any, factors: Any, index: int, vector: int) -> Any:
+    def place(self, b: Any, panel: "Panel", g: Any) -> tuple[Any, Any]:
+        """Where the terms of group g and their factors are."""
+        factors = panel.factors
+        if self.factor_bytes:
+            shared = b.udiv(g, panel.super_groups)
+            factors = b.add(factors, b.mul(shared, I64(self.factor_bytes)))
+        return b.add(panel.terms, b.mul(g, I64(self.group_bytes))), factors
+
+    def load(self, b: Any, address: Any, factors: Any, index: int, vector: int) -> Any:
         """LANES scales (index 0) or offsets (1), as float32."""
         column = 32 * index + LANES * vector
         at = offset(b, address, _TERM_BYTES[self.kind] * column)
