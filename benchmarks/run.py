@@ -12,14 +12,16 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.engines import ENGINES, model_file, start
 from benchmarks.processes import EngineProcess, PeerError
 from benchmarks.rows import percentile, row, save, table
 from benchmarks.workloads import WORKLOADS, Job
+from octavo.errors import OctavoError
 
 
 def main() -> int:
@@ -37,32 +39,44 @@ def measure(
     """
     args = _arguments(doc, default)
     left_out: dict[str, str] = {}
-    engines = _start_all(args.engines, model_file(args.model), args.log, left_out)
+    try:
+        model = model_file(args.model)
+    except (PeerError, OctavoError) as error:
+        raise SystemExit(f"--model {args.model}: {error}") from error
+    engines = start_all(args.engines, model, args.log, left_out)
     rows: list[dict[str, Any]] = []
     try:
         for workload in args.workloads:
-            runs = _alternate(engines, workload, args.reps, left_out)
-            new = [_row(engine, workload, runs[engine.name]) for engine in engines]
+            reps = dict.fromkeys(args.engines, args.reps)
+            runs = alternate(engines, workload, WORKLOADS[workload], reps, left_out)
+            new = [
+                row("throughput", **measured(engine, workload, runs[engine.name]), model=model.name)
+                for engine in engines
+            ]
             rows += new
             for values in new if args.save else ():
                 save(values)
     finally:
         for engine in engines:
             engine.close()
-    print(_table(rows))
+    print(shown(rows))
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}")
     if args.save and chart:
-        _say(f"chart: docs/charts/{chart().name}")
+        say(f"chart: docs/charts/{chart().name}")
     return rows, left_out
 
 
 def _arguments(doc: str | None, default: list[str]) -> argparse.Namespace:
     words = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser(description=str(doc).split("\n", 1)[0])
-    parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
+    parser.add_argument(
+        "--model", default="smollm2", help="embedded name, folder, .gguf file, or shape:1B-Q4_0"
+    )
     parser.add_argument("--engines", type=words, default=default, help=", ".join(ENGINES))
-    parser.add_argument("--workloads", type=words, default=list(WORKLOADS))
+    parser.add_argument(
+        "--workloads", type=words, default=["W1", "W2", "W3", "W4"], help=", ".join(WORKLOADS)
+    )
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--log", type=Path, help="append what the engines say to this file")
     parser.add_argument("--save", action="store_true", help="save rows in benchmarks/results/")
@@ -74,46 +88,60 @@ def _arguments(doc: str | None, default: list[str]) -> argparse.Namespace:
     return args
 
 
-def _start_all(
-    names: list[str], model: Path, log: Path | None, left_out: dict[str, str]
+def start_all(
+    names: Iterable[str],
+    model: Path,
+    log: Path | None,
+    left_out: dict[str, str],
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[EngineProcess]:
-    """Every engine that starts; one that does not is reported and left out."""
+    """Every engine that starts, one after the other; one that does not is left out with the reason.
+
+    options: for some of them, beside their own.
+    """
     engines = []
     for name in names:
         try:
-            engine = start(name, model, log)
+            engine = start(name, model, log, **options.get(name, {}))
         except PeerError as error:
             left_out[name] = str(error)
-            _say(f"{name} is left out: {error}")
+            say(f"{name} is left out: {error}")
             continue
         engine.pause()
         engines.append(engine)
-        _say(f"{name} started in {engine.startup_s:.1f} s")
+        say(f"{name} started in {engine.startup_s:.1f} s")
     return engines
 
 
-def _alternate(
-    engines: list[EngineProcess], workload: str, reps: int, left_out: dict[str, str]
+def alternate(
+    engines: list[EngineProcess],
+    workload: str,
+    jobs_of: Callable[[int], list[Job]],
+    reps: Mapping[str, int],
+    left_out: dict[str, str],
 ) -> dict[str, list[dict[str, Any]]]:
     """Results per engine: repetition 0 on each engine, then repetition 1 on each, ...
 
-    An engine that fails is closed and taken out of `engines`.
+    reps: of each engine; one that is not named does not run. An engine that fails is closed and
+    taken out of `engines`.
     """
     runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
-    for repetition in range(reps):
-        jobs = WORKLOADS[workload](repetition)
+    for repetition in range(max(reps.values())):
+        jobs = jobs_of(repetition)
         for engine in engines.copy():
+            if repetition >= reps.get(engine.name, 0):
+                continue
             try:
                 result = _run(engine, jobs)
             except (PeerError, OSError) as error:
                 left_out[engine.name] = f"{workload}: {error}"
-                _say(f"{engine.name} is left out from {workload} on: {error}")
+                say(f"{engine.name} is left out from {workload} on: {error}")
                 engines.remove(engine)
                 engine.close()
                 continue
             runs[engine.name].append(result)
             rate = result["output_tokens"] / result["wall_s"]
-            _say(f"{workload} {engine.name}: {result['wall_s']:.2f} s, {rate:.1f} tokens/s")
+            say(f"{workload} {engine.name}: {result['wall_s']:.2f} s, {rate:.1f} tokens/s")
     return runs
 
 
@@ -125,7 +153,8 @@ def _run(engine: EngineProcess, jobs: list[Job]) -> dict[str, Any]:
         engine.pause()
 
 
-def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def measured(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the repetitions of a workload gave, for a row."""
     walls = [run["wall_s"] for run in runs]
     latencies = [second for run in runs for second in run["latency_s"]]
     middle = statistics.median(walls)
@@ -135,25 +164,25 @@ def _row(engine: EngineProcess, workload: str, runs: list[dict[str, Any]]) -> di
             "latency_mean_s": round(statistics.fmean(latencies), 3),
             "latency_p99_s": round(percentile(latencies, 0.99), 3),
         }
-    return row(
-        "throughput",
-        engine=engine.name,
-        workload=workload,
-        wall_s=round(middle, 3),
-        walls_s=[round(wall, 3) for wall in walls],
-        output_tokens_per_s=round(runs[0]["output_tokens"] / middle, 1),
+    return {
+        "engine": engine.name,
+        "workload": workload,
+        "wall_s": round(middle, 3),
+        "walls_s": [round(wall, 3) for wall in walls],
+        "output_tokens": runs[0]["output_tokens"],
+        "output_tokens_per_s": round(runs[0]["output_tokens"] / middle, 1),
         **timed,
-        in_flight=runs[-1]["in_flight"],
-        kv=runs[-1]["kv"],
-        cores=[run["cores"] for run in runs],
-        other_cores=[run["other_cores"] for run in runs],
-        peak_rss_mb=max(run["peak_rss_mb"] for run in runs),
-        startup_s=engine.startup_s,
+        "in_flight": runs[-1]["in_flight"],
+        "kv": runs[-1]["kv"],
+        "cores_used": [run["cores"] for run in runs],
+        "other_cores": [run["other_cores"] for run in runs],
+        "peak_rss_mb": max(run["peak_rss_mb"] for run in runs),
+        "startup_s": engine.startup_s,
         **engine.facts,
-    )
+    }
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def shown(rows: list[dict[str, Any]]) -> str:
     header = ("workload", "engine", "tokens/s", "seconds", "min-max", "mean latency", "P99",
               "KV use", "peak MB", "start s", "threads", "speed-up")  # fmt: skip
     first = {values["workload"]: values["wall_s"] for values in reversed(rows)}
@@ -187,7 +216,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return summary
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

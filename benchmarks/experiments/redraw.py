@@ -2,13 +2,15 @@
 
 import sys
 
-from benchmarks import compare
+from benchmarks import compare, suite, suite_report
 from benchmarks.charts import write
 from benchmarks.experiments import concurrency, fragmentation, longseq, preemption, priority, slo
 from benchmarks.experiments.common import saved
 
 CHARTS = {
-    "compare": compare.chart,
+    "compare": lambda rows: suite_report.engines_chart(suite_report.newest(rows)),
+    "ratios": lambda rows: suite_report.ratios_chart(suite.FIGURES, suite_report.newest(rows)),
+    "engines": compare.chart,
     "concurrency": concurrency.chart,
     "fragmentation": fragmentation.chart,
     "longseq": longseq.chart,
@@ -16,7 +18,11 @@ CHARTS = {
     "priority": priority.chart,
     "slo": slo.chart,
 }
-ROWS = {"compare": "throughput"}  # chart -> kind of its rows, where it is another
+ROWS = {
+    "compare": "suite",
+    "ratios": "suite",
+    "engines": "throughput",
+}  # chart -> kind of its rows, where it is another
 
 
 def main() -> int:

@@ -9,7 +9,8 @@ from benchmarks.workloads import Job
 
 
 class OpenVino:
-    """options: model (the exported folder); hint: the type to compute in; kv: the cache's."""
+    """options: model (the exported folder); hint: the type to compute in; kv: the cache's;
+    kv_gib: its size."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         import numpy as np
@@ -17,7 +18,7 @@ class OpenVino:
         import openvino_genai  # type: ignore[import-not-found, unused-ignore]
 
         self._np, self._ov, self._genai = np, openvino, openvino_genai
-        self._model = options["model"]
+        self._model, self._kv_gib = options["model"], options.get("kv_gib", 4)
         self._properties = {"INFERENCE_PRECISION_HINT": options.get("hint", "bf16")}
         if "kv" in options:
             self._properties["KV_CACHE_PRECISION"] = options["kv"]
@@ -41,7 +42,7 @@ class OpenVino:
         scheduler = self._genai.SchedulerConfig()
         scheduler.max_num_seqs = 64
         scheduler.max_num_batched_tokens = 2048
-        scheduler.cache_size = 4
+        scheduler.cache_size = self._kv_gib
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = prefix_caching
         return self._genai.ContinuousBatchingPipeline(

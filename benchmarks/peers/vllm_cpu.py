@@ -8,13 +8,13 @@ from benchmarks.protocol import Outcome, serve
 from benchmarks.workloads import Job
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 
 
 class VllmCpu:
-    """options: keywords of vLLM's LLM."""
+    """options: keywords of vLLM's LLM, and kv_gib: the size of its KV cache."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.pop("kv_gib", 4)))
         import vllm  # type: ignore[import-not-found, unused-ignore]
 
         self._vllm = vllm

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.engines import ENGINES
 from benchmarks.processes import PeerError
 
-from benchmarks import environments
+from benchmarks import engines, environments
 
 ROOT = Path(environments.__file__).parent
 
@@ -50,6 +50,7 @@ def test_flags_reach_the_compiler_and_make_another_environment(
     monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "3")
     environments.python_of("toy", ("a==1",), cmake="-DX=ON")
     assert commands[1][-3:] == ["a==1", "CMAKE_ARGS=-DX=ON", "LLAMA_CPP_BUILD_JOBS=3"]
+    assert "--no-cache-dir" in commands[1], "pip would give what it built with other flags"
     count = len(commands)
     environments.python_of("toy", ("a==1",), cmake="-DX=OFF")
     assert len(commands) == 2 * count
@@ -63,3 +64,22 @@ def test_a_step_that_fails_says_its_last_words() -> None:
 def test_every_engine_has_its_file_and_every_file_an_engine() -> None:
     files = {path.stem for path in (ROOT / "peers").glob("*.py")} - {"__init__"}
     assert files == {spec.module for spec in ENGINES.values()}
+
+
+def test_a_shape_is_made_once_and_a_folder_is_no_gguf(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, command: list[str], more: dict[str, str] | None = None) -> str:
+        commands.append(command)
+        Path(command[3]).touch()
+        return ""
+
+    monkeypatch.setattr(engines, "run", run)
+    model = engines.model_file("shape:1B-Q4_0")
+    assert model.name == "1B-Q4_0.gguf"
+    assert engines.model_file("shape:1B-Q4_0") == model
+    assert [command[-4:] for command in commands] == [["--size", "1B", "--form", "Q4_0"]]
+    folder = model.with_name("1B-BF16")
+    folder.mkdir()
+    with pytest.raises(PeerError, match=r"reads \.gguf files; 1B-BF16 is a folder"):
+        engines._stored("llama", folder, "BF16")

@@ -70,11 +70,17 @@ class Paused:
 def test_engines_take_turns_and_medians_are_reported() -> None:
     order: list[str] = []
     engines = [Paused("a", [1.0, 9.0, 2.0], order), Paused("b", [4.0, 4.0, 5.0], order)]
-    runs = run._alternate(engines, "W2", 3, {})  # type: ignore[arg-type]
+    runs = run.alternate(engines, "W2", WORKLOADS["W2"], {"a": 3, "b": 3}, {})  # type: ignore[arg-type]
     assert order == ["a", "b", "a", "b", "a", "b"]
-    made = [run._row(engine, "W2", runs[engine.name]) for engine in engines]  # type: ignore[arg-type]
+    made = [run.measured(engine, "W2", runs[engine.name]) for engine in engines]  # type: ignore[arg-type]
     assert [row["wall_s"] for row in made] == [2.0, 4.0]
     assert made[0]["walls_s"] == [1.0, 9.0, 2.0]
-    assert "2.00x" in run._table(made)
+    assert "2.00x" in run.shown(made)
     assert run._summary(made) == {"W2": {"a": 64.0, "b": 32.0}}
-    assert "W2" in WORKLOADS
+
+
+def test_an_engine_may_have_fewer_turns() -> None:
+    order: list[str] = []
+    engines = [Paused("a", [1.0] * 3, order), Paused("b", [4.0], order), Paused("c", [], order)]
+    run.alternate(engines, "W7", WORKLOADS["W7"], {"a": 3, "b": 1}, {})  # type: ignore[arg-type]
+    assert order == ["a", "b", "a", "a"]

@@ -19,6 +19,9 @@ def test_the_work_does_not_change() -> None:
         "W2": "6ae5490262e992a7",
         "W3": "57d26a2178ce6a65",
         "W4": "97de95bce2af3a9a",
+        "W5": "60e199a282bc3b69",
+        "W6": "d4735dce318db59a",
+        "W7": "c08d78f2fefc47de",
     }
 
 
@@ -27,6 +30,13 @@ def test_w1_is_as_large_as_the_published_figures_say() -> None:
     assert sum(len(job.prompt) for job in jobs) == 15_302
     assert sum(job.max_tokens for job in jobs) == 8_075
     assert WORKLOADS["W1"](0) == WORKLOADS["W1"](5)
+
+
+def test_w6_is_the_beginning_of_w1() -> None:
+    jobs = WORKLOADS["W6"](3)
+    assert jobs == WORKLOADS["W1"](0)[:16]
+    assert sum(len(job.prompt) for job in jobs) == 3_564
+    assert sum(job.max_tokens for job in jobs) == 2_116
 
 
 def test_w3_shares_its_first_512_tokens_and_no_more() -> None:

@@ -125,6 +125,9 @@ OTHER_FLAGS = {
     "--membind",
     "--kv",
     "--engines",
+    "--suite",
+    "--list",
+    "--weight-format",
     "--version",
 }
 
