@@ -209,7 +209,7 @@ WEIGHT_ONLY = Arguments("weight_only:product", **_WEIGHT_ONLY)
 WEIGHT_ONLY_TILES = Arguments(
     "weight_only_tiles:product", **_WEIGHT_ONLY, item_panels=_I64, chunk_groups=_I64
 )
-WEIGHT_ONLY_TALL = {16: 12, 8: 6}  # rows multiplied together, by the floats of a vector
+WEIGHT_ONLY_TALL = {16: 8, 8: 6}  # rows multiplied together, by the floats of a vector
 WEIGHT_ONLY_SPARE = 8  # rows beyond the last that are read, if memory allows, and not used
 
 # -- programs (see `program`) -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from octavo.kernels.cpu.weight_only_layout import (
 
 _PARALLEL_FROM = 1 << 15  # weights; below, one thread finishes before a second has started
 _ITEM_BYTES = 384 << 10  # of rows of a work item: they stay in a core's L2
-_LEAST_ROWS, _MOST_ROWS = 24, 240  # of a work item; whole blocks of abi.WEIGHT_ONLY_TALL
+_LEAST_ROWS, _MOST_ROWS = 48, 96  # of a work item; whole blocks of abi.WEIGHT_ONLY_TALL
 _CHUNK = 256  # k whose values a thread keeps in its scratch, or a whole group
 _SPARE = abi.WEIGHT_ONLY_SPARE
 
@@ -113,7 +113,7 @@ def _sizes(weight: PackedCodes, pairs: bool) -> dict[str, int]:
     wide = weight.codes.shape[1] * BLOCK * (2 if pairs else 4)
     q_stride = (wide + 63) // 64 * 64
     q_stride += 64 * (q_stride // 64 % 2 == 0)  # rows on different sets of the cache
-    item_rows = max(_LEAST_ROWS, min(_MOST_ROWS, _ITEM_BYTES // wide // 12 * 12))
+    item_rows = max(_LEAST_ROWS, min(_MOST_ROWS, _ITEM_BYTES // wide // 48 * 48))
     values = max(_CHUNK, weight.form.group) * PANEL * (2 if pairs else 4)
     return {
         "q_stride": q_stride, "item_rows": item_rows,

@@ -233,3 +233,16 @@ class Panel:
 
 def field(b: Any, a: Any, name: str) -> Any:
     return load(b, offset(b, a, getattr(_ARGUMENTS, name)), I64)
+
+
+def dot(b: Any, pairs: bool, total: Any, x: Any, value: Any) -> Any:
+    if pairs:
+        return call(b, f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}", VF, total, x, value)
+    return fma(b, x, value, total)
+
+
+def lines_of(b: Any, a: Any, name: str, row: Any, rows: int) -> list[Any]:
+    """Addresses of `rows` rows of x, q or sums, from `row` on."""
+    stride = field(b, a, f"{name}_stride")
+    first = b.add(field(b, a, name), b.mul(stride, row))
+    return [b.add(first, b.mul(stride, I64(r))) for r in range(rows)]
