@@ -14,9 +14,9 @@ def test_logits_are_bounded():
     assert step_memory.logits_bytes(10**6, 10**6) == 4 * 4 * step_memory.LOGITS_AT_ONCE
 
 
-def test_the_step_that_is_measured_is_a_quarter_of_a_second_of_work():
-    assert step_memory.probe_tokens(135 * 10**6) == 256
-    assert step_memory.probe_tokens(1235 * 10**6) == 55
+def test_the_step_that_is_measured_is_a_seventh_of_a_second_of_work():
+    assert step_memory.probe_tokens(135 * 10**6) == 254
+    assert step_memory.probe_tokens(1235 * 10**6) == 27
     assert step_memory.probe_tokens(8 * 10**9) == 16
     assert step_memory.probe_tokens(0) == 256
 

@@ -83,9 +83,7 @@ def round_to_codes(weight: torch.Tensor, group: int = GROUP) -> Codes:
     n, k = weight.shape
     wide = torch.nn.functional.pad(weight.float(), (0, -k % group), mode="replicate")
     grouped = wide.view(n, -1, group)
-    minimum, maximum = grouped.amin(2), grouped.amax(2)
-    minimum = _shortened(minimum, maximum - minimum)
-    scale = _shortened((maximum - minimum) / 15, torch.zeros(()))
+    scale, minimum = levels_between(grouped.amin(2), grouped.amax(2))
     codes = (grouped - minimum.unsqueeze(2)) / scale.clamp(min=1e-30).unsqueeze(2)
     codes = codes.round_().clamp_(0, 15).to(torch.uint8).view(n, -1)[:, :k]
     return Codes(codes, scale, minimum, group, 4)
@@ -96,9 +94,22 @@ def round_to_bytes(weight: torch.Tensor, group: int = GROUP) -> Codes:
     enough."""
     n, k = weight.shape
     grouped = torch.nn.functional.pad(weight.float(), (0, -k % group)).view(n, -1, group)
-    scale = _shortened(grouped.abs().amax(2) / 127, torch.zeros(()))
+    scale = bytes_between(grouped.amin(2), grouped.amax(2))
     codes = grouped.div_(scale.clamp(min=1e-30).unsqueeze(2)).round_().clamp_(-127, 127).add_(128)
     return Codes(codes.to(torch.uint8).view(n, -1)[:, :k], scale, -128 * scale, group, 8)
+
+
+def levels_between(
+    minimum: torch.Tensor, maximum: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale and the minimum of 16 levels for values of these ranges."""
+    minimum = _shortened(minimum, maximum - minimum)
+    return _shortened((maximum - minimum) / 15, torch.zeros(())), minimum
+
+
+def bytes_between(minimum: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
+    """The scale of -127 to 127 steps for values of these ranges."""
+    return _shortened(torch.maximum(minimum.abs(), maximum.abs()) / 127, torch.zeros(()))
 
 
 def _shortened(values: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:

@@ -55,10 +55,11 @@ class PackedGroups:
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [rows, n] -> uint8 [rows, n, 32 / bits], the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    fields: torch.Tensor = (words.unsqueeze(2) >> shifts) & (2**bits - 1)
-    return fields.to(torch.uint8)
+    """int32 [rows, n] -> uint8 [rows, n, 32 / bits], the lowest bits first; bits: 4 or 8."""
+    packed = words.contiguous().view(torch.uint8)  # the lowest byte of a word first
+    if bits == 4:
+        packed = torch.stack((packed & 15, packed >> 4), -1)
+    return packed.view(*words.shape, 32 // bits)
 
 
 def affine_terms(zeros: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

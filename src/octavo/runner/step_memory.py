@@ -13,9 +13,9 @@ from octavo.models.spec import ModelSpec
 # Logits are fp32: this bounds the logits computed at once to 128 MiB.
 LOGITS_AT_ONCE = 2**25
 # Where a full step takes long, one of fewer tokens is measured: at most so many, and no more than
-# the multiplications of a quarter of a second, 7 * 10^10 on two cores of 2023.
+# the multiplications of a seventh of a second, 3.5 * 10^10 on two cores of 2023.
 PROBE_TOKENS, _LEAST_PROBE = 256, 16
-_PROBE_WORK = 2**36
+_PROBE_WORK = 2**35
 _NOISE = 3  # a measured step touches memory in huge pages, or memory that is there already
 
 

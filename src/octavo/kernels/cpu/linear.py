@@ -67,7 +67,7 @@ class CpuProducts:
     ) -> Product:
         """See `layers.linear.Products.make`."""
         if method in WEIGHT_ONLY:
-            codes = pack_weight_only(weight, method)
+            codes = pack_weight_only(weight, method, self._allocate)
             self._bytes[method] += codes.num_bytes
             return WeightOnly(codes, bias, self._dtype, self._workspace)
         if method != "none":

@@ -12,11 +12,11 @@ most half of 1 / 127 of the column's largest value, a tenth of that of rounding 
 
 import torch
 
-from octavo.kernels.codes import Codes, as_grouped, round_to_bytes, round_to_codes
+from octavo.kernels.codes import GROUP, Codes, round_to_codes
 from octavo.kernels.cpu import gemm_int8_call as gemm
-from octavo.kernels.cpu import weight_only_layout
+from octavo.kernels.cpu.codes_pack_call import pack_codes, pack_rounded
 from octavo.kernels.cpu.gemm_int8_call import PackedWeight
-from octavo.kernels.cpu.weight_only_layout import BLOCK, PackedCodes
+from octavo.kernels.cpu.weight_only_layout import BLOCK, Allocate, PackedCodes
 
 INT8, INT4, W8A8, W4A8, STORED = "int8", "int4", "w8a8", "w4a8", "stored"
 WEIGHT_ONLY = (INT8, INT4)
@@ -25,17 +25,20 @@ _LIMIT = 127.0
 _ROWS = 4096
 
 
-def pack_weight_only(weight: torch.Tensor | Codes, method: str) -> PackedCodes:
+def pack_weight_only(
+    weight: torch.Tensor | Codes, method: str, allocate: Allocate | None = None
+) -> PackedCodes:
     """`weight` [N, K] for `weight_only`, as int8 or int4.
 
     Codes are kept if they have no more bits than the method and groups that the kernel has.
     """
     if isinstance(weight, Codes):
         if _fits(weight, method):
-            return weight_only_layout.pack(as_grouped(weight))
+            return pack_codes(weight, allocate)
         weight = weight.values()
-    rounded = round_to_codes(weight) if method == INT4 else round_to_bytes(weight, _BYTE_GROUP)
-    return weight_only_layout.pack(as_grouped(rounded))
+    if method == INT4:
+        return pack_rounded(weight, 4, GROUP, allocate)
+    return pack_rounded(weight, 8, _BYTE_GROUP, allocate)
 
 
 def _fits(codes: Codes, method: str) -> bool:

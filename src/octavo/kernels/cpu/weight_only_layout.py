@@ -113,8 +113,8 @@ def pack(weight: GroupedCodes) -> PackedCodes:
     # panel, half, column, block, k
     halves = padded.view(-1, 2, HALF, padded.shape[1] // BLOCK, BLOCK)
     codes = (_bytes if form.bits == 8 else _planes)(halves, form.bits)
-    factors = None if weight.factors is None else _pack_terms(weight.factors)
-    return PackedCodes(form, k, n, codes, _pack_terms(weight.terms), factors)
+    factors = None if weight.factors is None else pack_terms(weight.factors)
+    return PackedCodes(form, k, n, codes, pack_terms(weight.terms), factors)
 
 
 def unpack(packed: PackedCodes) -> GroupedCodes:
@@ -127,7 +127,7 @@ def unpack(packed: PackedCodes) -> GroupedCodes:
     return GroupedCodes(form, codes, _unpack_terms(packed.terms, n), factors)
 
 
-def _pack_terms(terms: torch.Tensor) -> torch.Tensor:
+def pack_terms(terms: torch.Tensor) -> torch.Tensor:
     """[N, groups, terms] -> [panels, groups, terms, 32]."""
     padded = F.pad(terms, (0, 0, 0, 0, 0, -len(terms) % PANEL))
     return padded.view(-1, PANEL, *terms.shape[1:]).permute(0, 2, 3, 1).contiguous()
