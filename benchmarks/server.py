@@ -1,7 +1,7 @@
 """`octavo serve` as a child process, and a client that costs little beside it.
 
-The client shares the machine's cores with the server, so it only stores what it receives: one
-connection per request, closed by the server when the answer is complete.
+The client shares the machine's cores with the server, so it only stores what it receives, in
+pieces of many tokens: one connection per request, closed by the server when the answer is complete.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.004
+_PIECE_BYTES = 1 << 14  # of a stream, some 60 tokens
 
 
 class ServeProcess:
@@ -66,10 +67,15 @@ class ServeProcess:
 
 
 class Reply(asyncio.Protocol):
-    """One request and all that comes back. Times are monotonic seconds."""
+    """One request and all that comes back. Times are monotonic seconds.
 
-    def __init__(self, request: bytes) -> None:
+    in_pieces: what follows the first bytes is taken in large pieces, and what is left at the end
+    when it comes. The connection must be closed by the server.
+    """
+
+    def __init__(self, request: bytes, in_pieces: bool = False) -> None:
         self._request = request
+        self._in_pieces = in_pieces
         self.raw = bytearray()
         self.begun = time.monotonic()
         self.first: float | None = None
@@ -78,11 +84,15 @@ class Reply(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self.first is None:
             self.first = time.monotonic()
+            if self._in_pieces:
+                sock = self._transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PIECE_BYTES)
         self.raw += data
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -114,7 +124,8 @@ async def ask(port: int, body: dict[str, Any], path: str = "/v1/completions") ->
     """
     text = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(text)}"
-    reply = Reply(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + text)
+    request = f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + text
+    reply = Reply(request, in_pieces=True)
     try:
         await asyncio.get_running_loop().create_connection(lambda: reply, "127.0.0.1", port)
     except OSError:
