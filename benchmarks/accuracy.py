@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy [--quantization int8] [--kv bfloat16] [--model FILE] [--save]
 
+The reference is the same checkpoint decoded to float32, unless another one is named.
 On the text of `benchmarks.prose`, in windows of 512 tokens: perplexity, the KL divergence of the
 next-token distribution from the reference's (mean and 99th percentile, in nats), and the share of
 positions with the same most likely token. Then 16 greedy answers of 64 tokens are made by the
@@ -14,7 +15,8 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +37,12 @@ _BLOCK = 16
 
 def main() -> int:
     args = _arguments()
-    ids = load_tokenizer(resolve(args.model).root).encode(TEXT)
     options = {"model": args.model, "dtype": args.dtype, "kv_cache_dtype": args.kv}
     if args.quantization is not None:
         options["quantization"] = args.quantization
     options.update(option.split("=", 1) for option in args.option)
-    tested = _runner(**options)
-    reference = _runner(model=args.reference or args.model, dtype="float32")
-    named = {**options, "model": Path(args.model).name}  # a row says no machine's paths
-    values = row(
-        "accuracy", **named, reference=Path(args.reference or args.model).name,
-        **_on_text(tested, reference, ids), **_on_answers(tested, reference, ids),
-    )  # fmt: skip
+    reference = Reference.of(args.reference or args.model, TEXT)
+    values = compared(reference, options)
     if args.save:
         save(values)
     print(table(("measure", "value"), [(k, v) for k, v in values.items() if k != "kind"]))
@@ -66,6 +62,42 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save", action="store_true", help="save a row in benchmarks/results/")
     return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a model in float32 says after each position of a text, and its greedy answers.
+
+    answers: none where only the text is to be compared.
+    """
+
+    name: str
+    ids: list[int]
+    logits: list[torch.Tensor]
+    answers: list[tuple[list[int], list[int]]]
+
+    @classmethod
+    def of(cls, model: str, text: str, answers: bool = True) -> "Reference":
+        """Of a checkpoint, decoded."""
+        runner = _runner(model=model, dtype="float32", quantization="none")
+        ids = load_tokenizer(resolve(model).root).encode(text)
+        logits = [part for window in _windows(ids) for part in _logits(runner, window)]
+        return cls(Path(model).name, ids, logits, _answers(runner, ids) if answers else [])
+
+
+def compared(reference: Reference, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A row: what a model with these options loses against the reference."""
+    tested = _runner(**options)
+    named = {**options, "model": Path(options["model"]).name}  # a row says no machine's paths
+    return row(
+        "accuracy", **named, reference=reference.name, **_on_text(tested, reference),
+        **_on_answers(tested, reference),
+    )  # fmt: skip
+
+
+def _windows(ids: list[int]) -> Iterator[list[int]]:
+    for begin in range(0, len(ids) - 1, _WINDOW):
+        yield ids[begin : begin + _WINDOW]
 
 
 def _runner(**options: Any) -> ModelRunner:
@@ -102,14 +134,12 @@ def _step(runner: ModelRunner, ids: list[int], start: int, blocks: tuple[int, ..
     return runner.model.logits(hidden).float()
 
 
-def _on_text(tested: ModelRunner, reference: ModelRunner, ids: list[int]) -> dict[str, Any]:
+def _on_text(tested: ModelRunner, reference: Reference) -> dict[str, Any]:
     losses, reference_losses, divergences, agreed = [], [], [], 0
-    for begin in range(0, len(ids) - 1, _WINDOW):
-        window = ids[begin : begin + _WINDOW]
-        following = torch.tensor(ids[begin + 1 : begin + _WINDOW + 1])
-        targets = torch.split(following, _STEP)
-        pairs = zip(_logits(tested, window), _logits(reference, window), targets, strict=True)
-        for one, other, target in pairs:
+    known = iter(reference.logits)
+    following = iter(torch.split(torch.tensor(reference.ids[1:]), _STEP))
+    for window in _windows(reference.ids):
+        for one, other, target in zip(_logits(tested, window), known, following, strict=False):
             p, q = (x[: len(target)].log_softmax(-1) for x in (other, one))
             losses += torch.nn.functional.nll_loss(q, target, reduction="none").tolist()
             reference_losses += torch.nn.functional.nll_loss(p, target, reduction="none").tolist()
@@ -119,7 +149,7 @@ def _on_text(tested: ModelRunner, reference: ModelRunner, ids: list[int]) -> dic
         "tokens": len(losses),
         "perplexity": _perplexity(losses),
         "reference_perplexity": _perplexity(reference_losses),
-        "kl_mean": round(statistics.fmean(divergences), 5),
+        "kl_mean": round(statistics.fmean(divergences), 8),
         "kl_p99": round(percentile(divergences, 0.99), 4),
         "same_top_token": round(agreed / len(losses), 4),
     }
@@ -129,17 +159,23 @@ def _perplexity(losses: list[float]) -> float:
     return round(float(torch.tensor(losses).double().mean().exp()), 3)
 
 
-def _on_answers(tested: ModelRunner, reference: ModelRunner, ids: list[int]) -> dict[str, Any]:
-    """Where greedy answers part: `tested` would part from them where its top token differs."""
+def _answers(runner: ModelRunner, ids: list[int]) -> list[tuple[list[int], list[int]]]:
+    """Prompts from all over the text, with the greedy answer to each."""
     stride = (len(ids) - _PROMPT) // _ANSWERS
+    prompts = [ids[begin : begin + _PROMPT] for begin in range(0, stride * _ANSWERS, stride)]
+    return [(prompt, _greedy(runner, prompt)) for prompt in prompts]
+
+
+def _on_answers(tested: ModelRunner, reference: Reference) -> dict[str, Any]:
+    """Where greedy answers part: `tested` would part from them where its top token differs."""
     same = []
-    for begin in range(0, stride * _ANSWERS, stride):
-        prompt = ids[begin : begin + _PROMPT]
-        answer = _greedy(reference, prompt)
+    for prompt, answer in reference.answers:
         logits = torch.cat(list(_logits(tested, prompt + answer[:-1])))
         found = logits[_PROMPT - 1 :].argmax(-1).tolist()
         parts = (i for i, (a, b) in enumerate(zip(answer, found, strict=True)) if a != b)
         same.append(next(parts, _ANSWER))
+    if not same:
+        return {}
     return {
         "answer_tokens_same": round(statistics.fmean(same) / _ANSWER, 4),
         "answers_same": sum(n == _ANSWER for n in same),

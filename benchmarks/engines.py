@@ -144,10 +144,7 @@ ENGINES: dict[str, EngineSpec] = {
 def start(name: str, model: Path, log: Path | None = None, **options: Any) -> EngineProcess:
     """Start an engine on a .gguf file or a folder, in its own environment. Raises PeerError."""
     spec = ENGINES[name]
-    python = Path(sys.executable)
-    if spec.requirements:
-        place = f"{spec.module}-{spec.build}" if spec.build else spec.module
-        python = python_of(place, spec.requirements, spec.without, spec.cmake)
+    python = environment_of(spec)
     built = {"cmake": spec.cmake} if spec.cmake else {}
     return EngineProcess(
         name,
@@ -157,6 +154,14 @@ def start(name: str, model: Path, log: Path | None = None, **options: Any) -> En
         environment=spec.environment,
         log=log,
     )
+
+
+def environment_of(spec: EngineSpec) -> Path:
+    """The interpreter that the engine runs in; its environment is made. Raises PeerError."""
+    if not spec.requirements:
+        return Path(sys.executable)
+    place = f"{spec.module}-{spec.build}" if spec.build else spec.module
+    return python_of(place, spec.requirements, spec.without, spec.cmake)
 
 
 def model_file(model: str) -> Path:
@@ -188,7 +193,7 @@ def _shape(name: str) -> Path:
 def _form(name: str, spec: EngineSpec, python: Path, model: Path) -> Path:
     """The model in the form that the engine reads."""
     if spec.stored:
-        return _stored(name, model, spec.stored)
+        return stored_as(name, model, spec.stored)
     if not spec.folder:
         return model
     folder = folder_of(model)
@@ -204,8 +209,8 @@ def _form(name: str, spec: EngineSpec, python: Path, model: Path) -> Path:
     return target
 
 
-def _stored(name: str, gguf: Path, form: str) -> Path:
-    """The .gguf file in another stored form."""
+def stored_as(name: str, gguf: Path, form: str) -> Path:
+    """The .gguf file in another form that `benchmarks.requantize` makes. Raises PeerError."""
     if gguf.is_dir():
         raise PeerError(f"{name} reads .gguf files; {gguf.name} is a folder")
     target, part = (models_dir() / f"{gguf.stem}-{form}.{end}" for end in ("gguf", "part"))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.requantize TARGET --form Q8_0 [--group 64] [--model smollm2]
 
-BF16, F16, Q8_0 and Q4_0 make a .gguf file with every matrix in that form; awq and gptq a folder in
-Hugging Face layout. All round each weight to the nearest code, without the calibration of AWQ
-and GPTQ.
+The forms awq and gptq make a folder in Hugging Face layout, the others a .gguf file with every
+matrix in that form. All round each weight to the nearest code, without the calibration of AWQ and
+GPTQ.
 """
 
 import argparse
@@ -19,15 +19,14 @@ from safetensors.torch import load_file, save_file
 from benchmarks.engines import model_file
 from benchmarks.environments import folder_of
 
+_FILES = ("BF16", "F16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("target", type=Path)
-    parser.add_argument(
-        "--form", required=True, choices=["BF16", "F16", "Q8_0", "Q4_0", "awq", "gptq"]
-    )
+    parser.add_argument("--form", required=True, choices=[*_FILES, "awq", "gptq"])
     parser.add_argument("--group", type=int, default=64, help="inputs that share a scale")
     parser.add_argument("--model", default="smollm2", help="embedded name or .gguf file")
     args = parser.parse_args()

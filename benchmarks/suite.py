@@ -75,7 +75,7 @@ _VLLM = "vLLM CPU"
 
 PARTS = (
     Part(
-        "qwen", _QWEN, {"W2": {"octavo-stored": 3, _FILE: 3}}, 40,
+        "qwen", _QWEN, {"W2": {"octavo-stored": 3, _FILE: 3}}, 30,
         (Figure("Qwen2.5-Coder 0.5B, Q4_K_M, one stream", _SAME,
                 "W2", "octavo-stored", (_FILE,), 1.3),),
     ),

@@ -82,4 +82,4 @@ def test_a_shape_is_made_once_and_a_folder_is_no_gguf(
     folder = model.with_name("1B-BF16")
     folder.mkdir()
     with pytest.raises(PeerError, match=r"reads \.gguf files; 1B-BF16 is a folder"):
-        engines._stored("llama", folder, "BF16")
+        engines.stored_as("llama", folder, "BF16")

@@ -117,7 +117,7 @@ def test_one_that_fails_is_told_and_the_rest_goes_on(monkeypatch: pytest.MonkeyP
 
 
 def test_pages_get_their_tables_and_keep_the_rest() -> None:
-    begin, end = suite_report._BEGIN.format("figures"), suite_report._END
+    begin, end = suite_report._BEGIN.format("benchmarks/suite.py", "figures"), suite_report._END
     page = f"before\n\n{begin}\n\nold | \\1\n\n{end}\n\nafter\n"
     assert (
         filled(page, {"figures": r"new \1"}) == f"before\n\n{begin}\n\nnew \\1\n\n{end}\n\nafter\n"
