@@ -193,7 +193,7 @@ GEMM_INT8_ROWS = 256  # rows per pair of unpacked panels: 393 KB of q at a width
 # sums_stride bytes a row. table: the values of codes. group_blocks: blocks of k in a group;
 # super_groups: groups that share factors. item_rows: rows of a work item, whole blocks of
 # WEIGHT_ONLY_TALL. activation: 0, or 1 plus the index in ACTIVATIONS, of panels of gate and up;
-# out_size: columns of out.
+# out_size: columns of out. threads: that work on it, about.
 _WEIGHT_ONLY = {
     "counter": _COUNTER, "taken": _COUNTER, "rows": Kind.ROWS, "done": _COUNTER,
     "thread": _COUNTER, "x": _POINTER, "x_stride": _I64, "in_size": _I64, "q": _POINTER,
@@ -201,7 +201,7 @@ _WEIGHT_ONLY = {
     "factors": _POINTER, "table": _POINTER, "bias": _POINTER, "blocks": _I64,
     "group_blocks": _I64, "super_groups": _I64, "panels": _I64, "item_rows": _I64,
     "activation": _I64, "out": _POINTER, "out_size": _I64, "out_stride": _I64,
-    "scratch": _POINTER, "scratch_size": _I64,
+    "scratch": _POINTER, "scratch_size": _I64, "threads": _I64,
 }  # fmt: skip
 WEIGHT_ONLY = Arguments("weight_only:product", **_WEIGHT_ONLY)
 # The same on AMX. item_panels: of a work item; chunk_groups: groups of a panel whose weights are in

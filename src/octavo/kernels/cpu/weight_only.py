@@ -216,19 +216,26 @@ def product(variant: str) -> Any:
                 pass
         items = (rows + item_rows - 1) // item_rows  # of equal size, as far as blocks allow
         item_rows = ((rows + items - 1) // items + TALL - 1) // TALL * TALL
+        items = (rows + item_rows - 1) // item_rows
         thread = take(a + _ARGUMENTS.thread)
         scratch = geti(a + _ARGUMENTS.scratch) + thread * geti(a + _ARGUMENTS.scratch_size)
         panels = geti(a + _ARGUMENTS.panels)
-        count = panels * ((rows + item_rows - 1) // item_rows)
-        index = take(a + _ARGUMENTS.counter)
-        while index < count:
-            panel, first = index % panels, index // panels * item_rows
-            end = min(rows, first + item_rows)
-            if many:
-                compute_many(a, panel, first, end, scratch)
-            else:
-                compute_few(a, panel, first, end, copies)
-            index = take(a + _ARGUMENTS.counter)
+        # Items are claimed in runs, each a part of what is left: the codes of a run's panels lie
+        # one after another, so what is requested ahead is of the thread that asks for it.
+        left, share = panels * items, 2 * geti(a + _ARGUMENTS.threads)
+        begin, turn, claimed = 0, 0, take(a + _ARGUMENTS.counter)
+        while left > 0:
+            run = max(1, left // share)
+            if turn == claimed:
+                for index in range(begin, begin + run):
+                    panel, first = index % panels, index // panels * item_rows
+                    end = min(rows, first + item_rows)
+                    if many:
+                        compute_many(a, panel, first, end, scratch)
+                    else:
+                        compute_few(a, panel, first, end, copies)
+                claimed = take(a + _ARGUMENTS.counter)
+            begin, left, turn = begin + run, left - run, turn + 1
 
     def kernel(a: int) -> None:
         work(a)

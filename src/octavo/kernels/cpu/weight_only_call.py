@@ -102,7 +102,7 @@ class WeightOnly:
         arguments = self._pack(
             rows=rows, x=address(x), x_stride=x.stride(0) * x.element_size(), out=address(out),
             out_stride=out.stride(0) * out.element_size(), q=q,
-            scratch=scratch, sums=Address(scratch + threads * scratch_size),
+            scratch=scratch, sums=Address(scratch + threads * scratch_size), threads=threads,
         )  # fmt: skip
         self._kernel.run(arguments, threads)
         return out
