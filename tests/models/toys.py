@@ -116,10 +116,12 @@ def one_thread() -> Iterator[None]:
 class Paged:
     """Sequences over a paged cache. Blocks are given out in a scrambled order."""
 
-    def __init__(self, model: Decoder, block_size: int = 16, num_blocks: int = 128) -> None:
+    def __init__(
+        self, model: Decoder, block_size: int = 16, num_blocks: int = 128,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         self.model = model
         self.block_size = block_size
-        dtype = torch.float32
         layouts = [
             model.backend.kv_layout(spec, num_blocks, block_size, dtype)
             for spec in model.attention_specs

@@ -1,12 +1,14 @@
 """Codes on AMX: to the bit what the decoded weight gives there, in any company."""
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
 from tests.kernels.cpu.test_gguf import KINDS, stored
 from tests.kernels.cpu.test_weight_only import FORMS, INT4, check, inputs, named, product
 from tests.kernels.cpu.test_weight_only_layout import drawn
+from tests.models import toys
 
 from octavo.kernels.codes import Form, GroupedCodes, StoredMatrix, StoredRows, linear
 from octavo.kernels.cpu import openmp, target
@@ -112,6 +114,25 @@ def test_every_block_type_is_what_decoding_it_gives(name: str) -> None:
     gated = make_product(matrix, None, BF16, Workspace(), "silu", None)
     assert isinstance(gated, GatedOnly)
     assert torch.equal(gated.gated("silu")(x), wanted.gated("silu")(x))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_computed_on_as_stored_answers_as_the_decoded_one(
+    tied: bool, tmp_path: Path
+) -> None:
+    """To the bit, by default, at a prompt and at single tokens; with products of two types."""
+    reference = toys.make(
+        "llama", hidden_size=256, intermediate_size=256, num_hidden_layers=2, head_dim=64,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    path = toys.write_gguf(reference, tmp_path / "m.gguf", "Q4_K", others={"v_proj": "Q6_K"})
+    as_stored, plain = toys.load(path, BF16), toys.load(path, BF16, quantization="none")
+    assert "bfloat16 rows on AMX tiles" in as_stored.explain()["linear"]
+    assert "stored" not in plain.explain()["linear"]
+    found, wanted = (toys.Paged(model, dtype=BF16) for model in (as_stored, plain))
+    for step in ([("a", toys.prompt(40))], [("a", [7]), ("b", toys.prompt(3))], [("b", [1])]):
+        for ours, theirs in zip(found.step(step), wanted.step(step), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_rows_without_a_number_stay_by_themselves() -> None:
