@@ -60,3 +60,13 @@ def test_tensors_are_stacked_and_gate_and_up_alternate() -> None:
     parts = [rows_of("Q5_0", first), rows_of("Q5_0", second)]
     assert same(pack(parts), plain)
     assert same(pack(parts, interleaved=True), plain.interleaved())
+
+
+@pytest.mark.parametrize("inner", [16, 48])
+def test_gate_and_up_of_halves_of_panels_alternate(inner: int) -> None:
+    parts = [stored(KINDS["Q5_0"], inner * 2 + i).view(-1, 22)[i:] for i in (0, 1)]
+    rows = [part.reshape(inner, -1) for part in parts]
+    plain = twin(grouped_codes(BLOCKS["Q5_0"], torch.cat(rows).view(2 * inner, 2, -1)))
+    packed = pack([rows_of("Q5_0", part) for part in rows], interleaved=True)
+    assert same(packed, plain.interleaved())
+    assert same(packed, plain) == (inner == 16)

@@ -88,6 +88,19 @@ def test_a_row_has_the_same_bits_whatever_the_batch_and_on_any_threads(form, dty
         assert torch.equal(made(x[300 - rows :].contiguous()), together[300 - rows :]), rows
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("group", [16, 48, 80, 256, 1024])
+def test_groups_of_any_size(group, dtype):
+    """Also longer than a row, and with a shorter last one."""
+    form = Form(4, group, "half", "minimum", linear(4, 0))
+    for k in (96, 472, 2080):
+        weight, x = drawn(form, 40, k), inputs(33, k, dtype)
+        made, values = product(pack(weight), dtype), weights_of(weight, dtype).double()
+        together = made(x)
+        check(together, x.double() @ values.T)
+        assert torch.equal(made(x[:3]), together[:3])
+
+
 @pytest.mark.parametrize("form", [INT8, INT4], ids=named)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
@@ -125,13 +138,16 @@ def test_rows_with_gaps_and_rows_without_a_number():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
 def test_other_processors(limit, tmp_path):
-    """These tests once more, in a process that is limited to AVX2 or to AVX-512 without BF16."""
+    """These tests once more, and those of what lays weights out and reads them, in a process that
+    is limited to AVX2 or to AVX-512 without BF16."""
     if os.environ.get("ONEDNN_MAX_CPU_ISA"):
         pytest.skip("this is that process")
     environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path), "ONEDNN_MAX_CPU_ISA": limit}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    names = ("gguf", "gguf_pack", "code_rows", "codes_pack_call", "stored")
+    others = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__], env=environment, capture_output=True, text=True,
-        cwd=Path(__file__).parents[3],
+        [sys.executable, "-m", "pytest", __file__, *map(str, others)], env=environment,
+        capture_output=True, text=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
