@@ -16,7 +16,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 SOURCES := src tests benchmarks scripts examples
 
-.PHONY: help demo serve test test-slow test-netns test-arm fuzz lint format docs build package-check bench serving clients \
+.PHONY: help demo serve test test-slow test-netns test-arm fuzz lint format docs build wheel package-check bench serving clients \
 	startup gpu-check report clean
 
 help: ## list the targets
@@ -61,6 +61,11 @@ format: $(VENV)/.dev ## format the sources
 
 docs: $(VENV)/.dev ## regenerate docs/tree.md, docs/flags.md and the table of docs/from-vllm.md
 	@$(PY) -m scripts.docs --write
+
+wheel: $(VENV)/.dev ## the wheel with kernels that are compiled for common processors, in dist/
+	@$(PY) -m scripts.shipped_kernels
+	@$(PY) -m hatchling build -t wheel; status=$$?; \
+	$(PY) -m scripts.shipped_kernels --remove; exit $$status
 
 build: $(VENV)/.dev ## the wheel and the sdist, in dist/
 	@$(PY) -m hatchling build

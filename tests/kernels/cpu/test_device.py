@@ -102,7 +102,7 @@ def test_a_peak_with_compilation_in_it_is_measured_again(monkeypatch):
         hungry.append(b"x" * 150_000_000)
         return b"code"
 
-    monkeypatch.setattr(Kernel, "_compile", compile_it)
+    monkeypatch.setattr(Kernel, "compiled", compile_it)
     steps = []
 
     def step(made):

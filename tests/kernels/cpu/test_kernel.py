@@ -39,7 +39,7 @@ def test_the_second_start_compiles_nothing(folder, monkeypatch):
     check(activation(), monkeypatch)
     [file] = folder.glob("*.o")
     assert file.name.startswith("activation_silu-float32-")
-    monkeypatch.setattr(Kernel, "_compile", None)
+    monkeypatch.setattr(Kernel, "compiled", None)
     check(activation(), monkeypatch)
 
 
@@ -108,8 +108,8 @@ def test_no_other_process_compiles_for_a_cache_that_cannot_be_written(folder, mo
     made = activation()
     Kernel.compile_ahead([made])
     compiled = []
-    compile_it = Kernel._compile
-    monkeypatch.setattr(Kernel, "_compile", lambda self: compiled.append(1) or compile_it(self))
+    compile_it = Kernel.compiled
+    monkeypatch.setattr(Kernel, "compiled", lambda self: compiled.append(1) or compile_it(self))
     check(made, monkeypatch)
     check(made, monkeypatch)
     assert compiled == [1]

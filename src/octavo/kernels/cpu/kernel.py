@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 
 from octavo import progress
-from octavo.kernels.cpu import object_cache, openmp
+from octavo.kernels.cpu import object_cache, openmp, shipped
 from octavo.kernels.cpu.arguments import Address, Arguments
 from octavo.kernels.cpu.pool import Pool
 from octavo.processes import module_command
@@ -143,11 +143,11 @@ class Kernel:
             code = self._cached()
             if code is None:
                 self._expect()
-                with progress.item(COMPILING, self._name):
+                with progress.item(COMPILING, self.name):
                     code = self._made()
             elif self._compiler:
                 progress.count(COMPILING)
-            address = object_cache.link(code, self._name)
+            address = object_cache.link(code, self.name)
             self._direct = openmp.Function(address)
             self._address = address
 
@@ -165,10 +165,10 @@ class Kernel:
                 return code
         with object_cache.compiling(self._file):
             if (code := self._cached()) is None:  # else another process was faster
-                code = self._compile()
+                code = self.compiled()
                 object_cache.store(self._file, code)
                 if (names := _compiled.get()) is not None:
-                    names.append(self._name)
+                    names.append(self.name)
         return code
 
     @staticmethod
@@ -197,22 +197,26 @@ class Kernel:
                     kernel._compiler = process
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """Of the C function."""
         return f"{self.where.partition(':')[2]}_{self.variant}".rstrip("_")
 
     @property
     def _file(self) -> Path | None:
-        return object_cache.object_file(self.where.partition(":")[0], self._name)
+        return object_cache.object_file(self.where.partition(":")[0], self.name)
 
     def _cached(self) -> bytes | None:
-        return object_cache.read(self._file)
+        """What was compiled here before, else what came with the package."""
+        module = self.where.partition(":")[0]
+        return object_cache.read(self._file) or shipped.read(module, self.name)
 
-    def _compile(self) -> bytes:
+    def compiled(self) -> bytes:
+        """Its object code, compiled in this process."""
         from octavo.kernels.cpu import compile as compiler
 
         module, _, maker = self.where.partition(":")
         make = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), maker)
-        return compiler.object_code(make(self.variant) if self.variant else make(), self._name)
+        return compiler.object_code(make(self.variant) if self.variant else make(), self.name)
 
 
 @cache

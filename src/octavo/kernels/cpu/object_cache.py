@@ -165,11 +165,8 @@ def _keys(folder: Path) -> dict[str, str]:
     To find them takes 0.1 s, so they are kept beside the object code, under a hash of the
     sources as they stand.
     """
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    sources = {path.stem: path.read_bytes() for path in files}
-    digest = hashlib.sha256(sys.version.encode())
-    for name, source in sources.items():
-        digest.update(b"%s;%d;%s" % (name.encode(), len(source), source))
+    sources = _sources()
+    digest = hashlib.sha256(f"{sys.version};{sources_digest()}".encode())
     file = folder / f"keys-{digest.hexdigest()[:16]}"
     if (kept := read(file)) is not None:
         keys: dict[str, str] = json.loads(kept)
@@ -177,6 +174,19 @@ def _keys(folder: Path) -> dict[str, str]:
     keys = module_keys(sources)
     store(file, json.dumps(keys).encode())
     return keys
+
+
+def sources_digest() -> str:
+    """A hash of this package's sources as they stand."""
+    digest = hashlib.sha256()
+    for name, source in _sources().items():
+        digest.update(b"%s;%d;%s" % (name.encode(), len(source), source))
+    return digest.hexdigest()
+
+
+def _sources() -> dict[str, bytes]:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: path.read_bytes() for path in files}
 
 
 def module_keys(sources: Mapping[str, bytes]) -> dict[str, str]:
