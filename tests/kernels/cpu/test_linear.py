@@ -23,9 +23,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[True, False], ids=["tiles", "onednn"])
+@pytest.fixture
+def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that has no kernels."""
+    monkeypatch.setattr(target, "has_tiles", lambda: False)
+    monkeypatch.setattr(target, "has_fma", lambda: False)
+
+
+@pytest.fixture(params=["best", "vectors", "onednn"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.param:
+    if request.param == "onednn":
+        request.getfixturevalue("_onednn")
+    elif request.param == "vectors":
         monkeypatch.setattr(target, "has_tiles", lambda: False)
 
 
@@ -58,6 +67,7 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int, columns: int, dtype: to
         assert torch.equal(product(x[-count:]), whole[-count:]), count
 
 
+@pytest.mark.usefixtures("_onednn")
 def test_a_later_layer_makes_an_inconclusive_probe_conclusive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,12 +81,14 @@ def test_a_later_layer_makes_an_inconclusive_probe_conclusive(
     assert torch.equal(products.make(w)(x), flawed(w, set())(x))
 
 
+@pytest.mark.usefixtures("_onednn")
 def test_not_a_number_in_a_weight_is_no_error() -> None:
     w = weight(48, 300, FP32)
     w[3, 5] = float("nan")
     CpuProducts(FP32).make(w)(torch.ones(3, 300))
 
 
+@pytest.mark.usefixtures("_onednn")
 def test_without_onednn_the_plain_product_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     products = CpuProducts(FP32)
@@ -86,6 +98,7 @@ def test_without_onednn_the_plain_product_serves(monkeypatch: pytest.MonkeyPatch
     assert products.explain().startswith("torch linear")
 
 
+@pytest.mark.usefixtures("_onednn")
 def test_it_says_which_shapes_are_not_stable(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = set(range(65, 4096))
     monkeypatch.setattr(linear, "_onednn", lambda packed, bias: flawed(packed.to_dense(), bad))

@@ -172,6 +172,24 @@ GEMM_BF16 = Arguments(
     item_rows=_I64, item_blocks=_I64,
 )  # fmt: skip
 
+# -- GEMM of floats on vectors (see `gemm_vectors`) ------------------------------------------------
+
+# Strides are bytes from row to row. bias: float32, of every column of the panels. steps: of 2 along
+# k; panels: of 32 columns; item_rows: of a work item, at most GEMM_VECTORS_ROWS and whole tiles;
+# activation, out_size: as of WEIGHT_ONLY.
+GEMM_VECTORS = Arguments(
+    "gemm_vectors:linear",
+    counter=_COUNTER, x=_POINTER, x_stride=_I64, weights=_POINTER, out=_POINTER, out_stride=_I64,
+    bias=_POINTER, rows=Kind.ROWS, steps=_I64, panels=_I64, item_rows=_I64, activation=_I64,
+    out_size=_I64,
+)  # fmt: skip
+# raw: int64 [panels][32], the address of each row of `depth` values, or 0 for zeros.
+PACK_VECTORS = Arguments(
+    "gemm_vectors:pack", counter=_COUNTER, panels=_I64, depth=_I64, raw=_POINTER, out=_POINTER
+)
+GEMM_VECTORS_TALL = 6  # rows of a tile
+GEMM_VECTORS_ROWS = 120  # whose sums of two panels take 30 KB of a thread's stack
+
 # -- GEMM in int8 and int4 (see `gemm_int8`) ----------------------------------------------------
 
 # taken, done: rows whose quantization was started and finished; thread: assigns each thread its

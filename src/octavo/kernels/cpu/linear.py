@@ -1,8 +1,9 @@
-"""Dense GEMMs y = x W^T + b on the CPU: AMX kernels, oneDNN, or quantized weights.
+"""Dense GEMMs y = x W^T + b on the CPU: AMX kernels, vectors, oneDNN, or quantized weights.
 
 The weight is repacked once and the plain copy is dropped: in tiles for the AMX kernel where
-there is AMX (`gemm_bf16`, batch-invariant by construction), else reordered for oneDNN, with
-`batch_invariant` around it. Quantized weights go to `weight_only`, or to `gemm_int8` where
+there is AMX (`gemm_bf16`), else in panels for `gemm_vectors` where there is AVX2, both
+batch-invariant by construction; on other processors reordered for oneDNN, with `batch_invariant`
+around it. Quantized weights go to `weight_only`, or to `gemm_int8` where
 activations are to be quantized, too.
 """
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 from octavo.kernels.codes import Codes, StoredMatrix
 from octavo.kernels.cpu import gemm_bf16_call as gemm_bf16
+from octavo.kernels.cpu import gemm_vectors_call as gemm_vectors
 from octavo.kernels.cpu import target
 from octavo.kernels.cpu.batch_invariant import BatchInvariantRows, Product, batch_invariant
 from octavo.kernels.cpu.gemm_int8_call import QuantizedWeight, Workspace
@@ -55,7 +57,7 @@ class CpuProducts:
         self._hint = _LAYOUT_ROWS.get(dtype, 1)
         self._dtype, self._workspace = dtype, Workspace()
         self._bytes: Counter[str] = Counter()  # of quantized weights, by method
-        self._num_tiled = 0
+        self._kinds: Counter[str] = Counter()  # of other weights that have a kernel, by how
 
     def make(
         self,
@@ -77,8 +79,12 @@ class CpuProducts:
         if isinstance(weight, Codes):
             weight = weight.values().to(self._dtype)
         if self._has_tiles and gemm_bf16.fits(weight):
-            self._num_tiled += 1
+            self._kinds["bfloat16 on AMX tiles"] += 1
             return gemm_bf16.TiledWeight(weight, bias)
+        if target.has_fma() and gemm_vectors.fits(weight.dtype, self._dtype):
+            self._kinds[gemm_vectors.described(weight.dtype, self._dtype)] += 1
+            return gemm_vectors.VectorWeight(weight, bias, self._dtype, self._allocate)
+        weight = weight.to(self._dtype)
         if self._has_onednn:
             op = torch.ops.mkldnn._reorder_linear_weight
             product = _onednn(op(weight, self._hint), bias)
@@ -128,8 +134,7 @@ class CpuProducts:
             f"{how} weights ({size >> 20} MiB) x {self._rows_of(how)}"
             for how, size in self._bytes.items()
         ]
-        if self._num_tiled:
-            parts.append("bfloat16 on AMX tiles")
+        parts += self._kinds
         if self._shapes:
             parts.append("oneDNN on reordered weights" if self._has_onednn else "torch linear")
         if self.unstable:

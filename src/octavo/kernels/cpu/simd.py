@@ -223,6 +223,16 @@ def set32(b, address, value):
     store(b, b.trunc(value, I32), address)
 
 
+@op(types.int64, types.int64)
+def get16(b, address):
+    return b.sext(load(b, address, I16), I64)
+
+
+@op(types.void, types.int64, types.int64)
+def set16(b, address, value):
+    store(b, b.trunc(value, I16), address)
+
+
 @op(types.float64, types.int64)
 def getd(b, address):
     return load(b, address, ir.DoubleType())

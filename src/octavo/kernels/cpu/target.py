@@ -57,6 +57,11 @@ def has_dot() -> bool:
     return {"avx512f", "avx512bf16"} <= cpu()[1]
 
 
+def has_fma() -> bool:
+    """Whether vectors of 8 float32 or more multiply and add at once, and convert from float16."""
+    return {"avx2", "fma", "f16c"} <= cpu()[1]
+
+
 def has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 in hardware."""
     return bool({"avx512bf16", "amx-bf16", "bf16"} & cpu()[1])
