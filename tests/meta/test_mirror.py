@@ -54,6 +54,7 @@ RUN_BY = {
     "weight_only_tiles_call": "weight_only_tiles",
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",
+    "gemm_vectors_call": "gemm_vectors",
     "program": "graph",
     "activations": "fused_call",
     "attention_kv": "attention",

@@ -1,5 +1,6 @@
 """Loading is strict both ways, and gives the values that the checkpoint holds."""
 
+import copy
 import json
 import logging
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from tests.models import toys
 import kit
 from octavo import progress
 from octavo.checkpoint.gguf import FORMATS
+from octavo.config import EngineConfig
 from octavo.errors import CheckpointError, ConfigError, NotEnoughMemoryError
+from octavo.kernels.cpu import target
 from octavo.kernels.cpu.device import CpuDevice
 from octavo.models.decoder import Decoder
 from octavo.models.files import INDEX, embedded_path
+from octavo.models.loader import prepare
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -260,6 +264,33 @@ def test_blocks_are_computed_on_as_stored(tied: bool, tmp_path: Path) -> None:
     found = toys.Paged(model).step([("a", ids)])[0]
     torch.testing.assert_close(found, toys.reference_logits(reference, ids), **TOLERANCE)
     assert "stored" not in toys.load(path, quantization="none").explain()["linear"]
+
+
+@pytest.mark.skipif(not target.has_fma(), reason="no AVX2 here")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_stay_as_they_are_in_float32(
+    kind: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4}
+    reference = toys.make("llama", **sizes, tie_word_embeddings=tied)
+    for parameter in reference.parameters():
+        parameter.data = parameter.to(kind).float()
+    path = toys.save(copy.deepcopy(reference).to(kind), tmp_path / "m")
+    model, ids = toys.load(path), toys.prompt(30)
+    name = str(kind).removeprefix("torch.")
+    assert f"{name} weights x float32 rows" in model.explain()["linear"]
+    embedded = model.embed(torch.tensor(ids))
+    assert embedded.dtype == torch.float32
+    assert torch.equal(embedded, reference.get_input_embeddings().weight[ids])
+    found, wanted = toys.Paged(model).step([("a", ids)])[0], toys.reference_logits(reference, ids)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+    config = EngineConfig(model=str(path), attention_impl="auto")
+    outline = prepare(config, toys.cpu_device(), torch.float32)
+    norms = sum(p.numel() for p in reference.parameters() if p.dim() == 1)
+    matrices = sum(p.numel() for p in reference.parameters()) - norms
+    assert outline.weight_bytes == 2 * matrices + 4 * norms
 
 
 def test_blocks_are_decoded_where_the_device_does_not_keep_them_unless_asked_for(

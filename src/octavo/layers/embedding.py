@@ -10,18 +10,24 @@ from octavo.layers.linear import Table
 class Embedding:
     """`weight` [vocabulary, H]: one row per token id.
 
-    scale: factor of the rows, rounded to the weight's dtype first, as Gemma was trained.
+    dtype: of the rows that are looked up; None: the weight's. scale: factor of the rows, rounded
+    to their dtype first, as Gemma was trained.
     """
 
-    __slots__ = ("_scale", "weight")
+    __slots__ = ("_scale", "_type", "weight")
 
-    def __init__(self, weight: torch.Tensor, scale: float = 1.0) -> None:
-        self.weight = weight
-        self._scale = torch.tensor(scale, dtype=weight.dtype).item()
+    def __init__(
+        self, weight: torch.Tensor, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> None:
+        self.weight, self._type = weight, dtype or weight.dtype
+        self._scale = torch.tensor(scale, dtype=self._type).item()
 
     def forward(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """int64 [T] -> [T, H], in `out` or a new tensor."""
-        if out is not None:
+        if self.weight.dtype != self._type:
+            found = F.embedding(token_ids, self.weight)
+            rows = found.to(self._type) if out is None else out.copy_(found)
+        elif out is not None:
             rows = torch.index_select(self.weight, 0, token_ids, out=out)
         else:
             rows = F.embedding(token_ids, self.weight)

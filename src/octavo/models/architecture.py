@@ -30,8 +30,8 @@ class Parameters(Protocol):
         ...
 
     def matrix(self, method: str, *names: str) -> "torch.Tensor | quant.Codes":
-        """The same of the weights of a product, or their codes where `method`, by which the
-        product is computed, can use the stored ones."""
+        """The same of the weights of a product, in the stored type where the device takes it, or
+        their codes where `method`, by which the product is computed, can use the stored ones."""
         ...
 
     def stored(self, *names: str) -> StoredMatrix | None:

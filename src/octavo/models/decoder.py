@@ -326,8 +326,9 @@ class Decoder:
         method = quantization.method(quant.HEAD) if spec.tie_embeddings else quantization.default
         rows = self._stored(method, self.EMBEDDING)
         if rows is None:
-            weight = self._parameters.take(self.EMBEDDING)
-            self.embed = Embedding(weight, spec.embedding_scale).forward
+            weight = self._parameters.matrix(quant.NONE, self.EMBEDDING)
+            assert isinstance(weight, torch.Tensor), "an embedding has no quantized parts"
+            self.embed = Embedding(weight, spec.embedding_scale, self._parameters.dtype).forward
             return weight
         table, dtype = self._on_stored.table(rows), self._parameters.dtype
         self.embed = StoredEmbedding(table, spec.hidden_size, dtype, spec.embedding_scale).forward

@@ -53,7 +53,7 @@ from octavo.quant.base import (
     quant_config,
 )
 from octavo.quant.registry import check_agrees
-from octavo.quant.tensors import form_of
+from octavo.quant.tensors import dtype_of, form_of
 from octavo.text.loading import num_ids
 
 logger = get_logger(__name__)
@@ -116,6 +116,15 @@ class LoadingDevice(QuantizingDevice, Protocol):
 
 
 @runtime_checkable
+class KeepingDevice(Protocol):
+    """Optional interface of a device whose products take weights of other types than theirs."""
+
+    def kept_dtypes(self, dtype: torch.dtype) -> Collection[torch.dtype]:
+        """Types of weights that products in `dtype` read as they are stored."""
+        ...
+
+
+@runtime_checkable
 class UploadingDevice(Protocol):
     """Optional interface of a device that takes weights piece by piece from host memory."""
 
@@ -140,6 +149,7 @@ class Outline:
     quantization: QuantConfig
     dtype: torch.dtype
     group: Group = SINGLE
+    kept: Collection[torch.dtype] = ()  # other types that weights may stay in
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:
@@ -168,10 +178,25 @@ class Outline:
             return self._stored_bytes(shapes)
         products = self.architecture.product_weights(self.spec)
         bits = min(_BITS.get(method, self._bits) for method in self.quantization.methods)
+        kept = self._kept_bits() if self.quantization.methods == {NONE} else {}
         return {
-            name: math.prod(shape) * (bits if name in products else self._bits) // 8
+            name: math.prod(shape) * kept.get(name, bits if name in products else self._bits) // 8
             for name, shape in shapes.items()
         }
+
+    def _kept_bits(self) -> dict[str, int]:
+        """Of the parameters that stay in the type in which they are stored."""
+        architecture, spec = self.architecture, self.spec
+        can_stay = {*architecture.product_weights(spec), architecture.EMBEDDING}
+        table = architecture.gguf_tensors(spec)
+        found: dict[str, int] = {}
+        for stored, tensor in self.checkpoint.tensors.items():
+            known = table.get(stored)
+            name = architecture.parameter_name(spec, stored) if known is None else known.parameter
+            kind = dtype_of(tensor.format)
+            if name in can_stay and kind is not None and kind in self.kept:
+                found[name] = 8 * kind.itemsize
+        return found
 
     def _bytes_of_blocks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Of parameters of these shapes, those in blocks as they are computed on."""
@@ -284,6 +309,7 @@ def outline(
     return Outline(
         checkpoint=checkpoint, spec=spec, window=window, architecture=architecture,
         quantization=quantization, dtype=dtype, group=group,
+        kept=device.kept_dtypes(dtype) if isinstance(device, KeepingDevice) else (),
     )  # fmt: skip
 
 
@@ -311,6 +337,7 @@ def load(prepared: Prepared, config: EngineConfig, device: LoadingDevice) -> Dec
     weights = Weights(
         spec, architecture, checkpoint, device.torch_device, dtype, device.decode_blocks,
         Shard.of(prepared.group), device.uploads() if isinstance(device, UploadingDevice) else None,
+        prepared.kept,
     )  # fmt: skip
     divided = {"group": prepared.group} if prepared.group.size > 1 else {}
     with weights.progress():

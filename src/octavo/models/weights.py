@@ -22,7 +22,7 @@ from octavo.models.architecture import Architecture, GgufTensor
 from octavo.models.gguf_config import METADATA_TENSORS
 from octavo.models.sharding import WHOLE, Shard, local_shape
 from octavo.models.spec import ModelSpec
-from octavo.quant.base import INT4, W4A8, Codes, Region, StoredPart
+from octavo.quant.base import INT4, NONE, W4A8, Codes, Region, StoredPart
 from octavo.quant.declared import PLACES
 from octavo.quant.tensors import (
     BlockDecoder,
@@ -70,10 +70,12 @@ class Weights:
         decoder: BlockDecoder | None = None,
         shard: Shard = WHOLE,
         upload: Upload | None = None,
+        kept: Collection[torch.dtype] = (),
     ) -> None:
         """device: torch's name of it; decoder: the device's own of blocks, tried first; shard: of
         a model whose architecture has `parameter_cuts`, the part that is handed out; upload: how
-        weights reach a device with memory of its own (None: read whole, then copied)."""
+        weights reach a device with memory of its own (None: read whole, then copied); kept: types
+        beside `dtype` in which weights of products and token embeddings may stay."""
         stored = {name: t for name, t in checkpoint.tensors.items() if t.num_bytes}
         sources = _SOURCES[checkpoint.container.naming](spec, architecture, stored)
         self._sources = _settle_head(spec, architecture, sources, shard.rank == 0)
@@ -85,7 +87,7 @@ class Weights:
         self._quantized = self._quantized_parts(architecture.product_weights(spec))
         self._leave_out_zeros()
         self._device, self._dtype, self._decoder = device, dtype, decoder
-        self._upload = upload
+        self._upload, self._kept = upload, kept
         self._check()
         self._phase = progress.Phase("reading weights", self._num_bytes(), "B")
 
@@ -121,7 +123,15 @@ class Weights:
             if isinstance(found, Codes):
                 return found.map(self._moved)
             return found
-        return self.take(*names).flatten(0, -2)
+        dtype = self._kept_dtype(names) if method == NONE else None
+        return self.take(*names, dtype=dtype).flatten(0, -2)
+
+    def _kept_dtype(self, names: Collection[str]) -> torch.dtype | None:
+        """The type in which all of `names` are stored, if they may stay in it."""
+        sources = [self._sources[name] for name in names]
+        found = {dtype_of(source.tensor.format) for source in sources if not source.shift}
+        kept = found.intersection(self._kept)
+        return kept.pop() if len(found) == len(kept) == 1 else None
 
     def stored(self, *names: str) -> StoredMatrix | None:
         """See Parameters.stored; None, too, where a cut tears blocks."""

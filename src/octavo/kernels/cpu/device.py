@@ -13,6 +13,7 @@ from octavo.kernels.capture import CapturedRun
 from octavo.kernels.cpu import (
     abi,
     fused_call,
+    gemm_vectors_call,
     gguf_call,
     graph,
     huge_pages,
@@ -86,6 +87,10 @@ class CpuDevice:
             return reference_ops(f"there are no kernels for cpu in {dtype}")
         reason = f"compiled kernels for {dtype} on {target.cpu()[0]}"
         return Ops.of(fused_call.CpuOps(dtype), reason)
+
+    def kept_dtypes(self, dtype: torch.dtype) -> Collection[torch.dtype]:
+        """See `models.loader.KeepingDevice`."""
+        return gemm_vectors_call.kept(dtype)
 
     def products(self, dtype: torch.dtype, max_rows: int, deterministic: bool) -> CpuProducts:
         allocate = self._weights.empty if self._huge_pages else None

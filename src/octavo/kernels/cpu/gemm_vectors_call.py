@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.cpu import abi, openmp
+from octavo.kernels.cpu import abi, openmp, target
 from octavo.kernels.cpu.arguments import Address
 from octavo.kernels.cpu.kernel import FLOAT_NAMES, address, empty, kernel
 from octavo.kernels.cpu.weight_only_call import unit
@@ -100,6 +100,13 @@ def fits(weight: torch.dtype, dtype: torch.dtype) -> bool:
     if weight == torch.bfloat16:
         return dtype in FLOAT_NAMES
     return weight in _NAMES and dtype == torch.float32
+
+
+def kept(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Other types of weights that are multiplied as they are with activations in `dtype`."""
+    if not target.has_fma():
+        return ()
+    return tuple(kind for kind in _NAMES if kind != dtype and fits(kind, dtype))
 
 
 def described(weight: torch.dtype, dtype: torch.dtype) -> str:
