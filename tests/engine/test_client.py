@@ -318,8 +318,8 @@ async def fails(folder, kind):
             RuntimeError,
             "thread",
         ),
-        ("link.zmq.asyncio.Context.socket", zmq.ZMQError(24), EngineDeadError, "open files"),
-        ("link.zmq.asyncio.Context", zmq.ZMQError(24), EngineDeadError, "open files"),
+        ("link.zmq.Context.socket", zmq.ZMQError(24), EngineDeadError, "open files"),
+        ("link.zmq.Context", zmq.ZMQError(24), EngineDeadError, "open files"),
         (
             "launcher.tempfile.mkdtemp",
             OSError(28, "No space left on device"),
@@ -342,7 +342,7 @@ def test_whatever_step_of_a_start_fails_is_said_and_undone(
             if place == "launcher.threading.Thread.start":
                 patch.setattr(launcher.threading, "Thread", failing(error))
             elif place == "link.asyncio.create_task":
-                patch.setattr(link.EngineLink, "_receive", failing(error))
+                patch.setattr(link.EngineLink, "_watch", failing(error))
             else:
                 patch.setattr(f"octavo.engine.{place}", failing(error))
             return await fails(folder, kind)

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from octavo.config import EngineConfig
 from octavo.core.scheduler import Update
@@ -112,11 +111,10 @@ class EngineLink:
     async def open(self) -> None:
         """Sockets, process, tasks; each step leaves its undo, so that any may fail."""
         check_descriptors()
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._undo.callback(context.destroy, 0)
         self._undo.callback(self.launcher.close)
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
-        self._inbox = plain.socket(zmq.PUSH)
+        self._inbox = context.socket(zmq.PUSH)
         self._undo.callback(self._inbox.close)
         self._outbox = context.socket(zmq.PULL)
         self._undo.callback(self._outbox.close)
@@ -124,7 +122,7 @@ class EngineLink:
             end.set_hwm(0)
             end.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        addresses = await self.launcher.connect(self._inbox, zmq.Socket.shadow(self._outbox))
+        addresses = await self.launcher.connect(self._inbox, self._outbox)
         launch = Launch(
             self.config,
             *addresses,
@@ -133,7 +131,8 @@ class EngineLink:
             engines=self.config.data_parallel_size,
         )
         self.process = await self.launcher.start(launch, self._exited)
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        self._listen()
+        self._tasks = [asyncio.create_task(self._watch())]
 
     async def loaded(self) -> EngineCapabilities:
         """Wait until the model is loaded. Raises what the engine could not start with."""
@@ -214,12 +213,26 @@ class EngineLink:
         finally:
             await process.kill()
 
-    async def _receive(self) -> None:
-        while True:
-            report = self._decoder.decode(await self._outbox.recv())
-            self._silent_ticks = 0
-            self._handle(report)
-            await asyncio.sleep(0)  # a message that is there already does not yield
+    def _listen(self) -> None:
+        """Read what comes as it comes. (`zmq.asyncio` takes several times as long for a message,
+        and one comes for every step.)"""
+        loop, descriptor = asyncio.get_running_loop(), self._outbox.fileno()
+        loop.add_reader(descriptor, self._receive)
+        self._undo.callback(loop.remove_reader, descriptor)
+        loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        """Read one message. ZeroMQ's descriptor tells of the first one only: read until there is
+        none, each in a turn of the loop of its own, since others wait for theirs."""
+        if self._outbox.closed:
+            return
+        try:
+            frame = self._outbox.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        asyncio.get_running_loop().call_soon(self._receive)
+        self._silent_ticks = 0
+        self._handle(self._decoder.decode(frame))
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Beat):
