@@ -50,7 +50,7 @@ RUN_BY = {
     "weight_only_call": "weight_only",
     "weight_only_codes": "weight_only",
     "weight_only_many": "weight_only",
-    "codes_pack": "codes_pack_call",
+    "codes_pack_call": "codes_pack",
     "weight_only_tiles_call": "weight_only_tiles",
     "gemm_bf16_call": "gemm_bf16",
     "gemm_int8_call": "gemm_int8",

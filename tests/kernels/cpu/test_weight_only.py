@@ -144,7 +144,7 @@ def test_other_processors(limit, tmp_path):
         pytest.skip("this is that process")
     environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path), "ONEDNN_MAX_CPU_ISA": limit}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    names = ("gguf", "gguf_pack", "code_rows", "codes_pack_call", "stored")
+    names = ("gguf", "gguf_pack", "code_rows", "codes_pack", "stored")
     others = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", __file__, *map(str, others)], env=environment,
