@@ -1,74 +1,33 @@
 """A model of a given size with random weights: as a .gguf file, or as a folder in bfloat16.
 
-    python -m benchmarks.shapes TARGET --size 1B|3B|8B --form FORM [--layers N]
+    python -m benchmarks.shapes TARGET --size 1B --form FORM [--layers N]
 
-Shapes are Llama 3's, tokens those of another model (`--model`), cut to the vocabulary. What it
-answers means nothing; what it reads, holds and multiplies is what a trained model of that size
-does. The form BF16 makes a folder in Hugging Face layout; Q4_0, Q8_0, Q4_K, Q6_K and Q4_K_M a file.
+Shapes are those of `benchmarks.llama_shapes`, tokens those of another model (`--model`), cut to the
+vocabulary. What it answers means nothing; what it reads, holds and multiplies is what a trained
+model of that size does. The form BF16 makes a folder in Hugging Face layout; Q4_0, Q8_0, Q4_K, Q6_K
+and Q4_K_M a file.
 """
 
 import argparse
 import json
 import struct
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from benchmarks.engines import model_file
+from benchmarks.llama_shapes import SHAPES, Shape, gguf_name
 from octavo.checkpoint.gguf import FORMATS, read_gguf_header
 
-_VOCABULARY = 128256
 _PIECE = 1 << 24  # bytes of noise, repeated: making it anew would take longer than writing it
 _BY_NAME = {form.name: (number, form) for number, form in FORMATS.items()}
 # Where a block has its factors, as float16: scales, then minima.
 _FACTORS = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 _MORE_BITS = ("token_embd", "attn_v", "ffn_down")  # in Q4_K_M, about, and the head
 _SCALES = {"Q4_0": 0.004, "Q8_0": 0.0003, "Q4_K": 0.0001, "Q6_K": 0.00002}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a decoder as Llama's."""
-
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    tied: bool
-
-    def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Names in GGUF and in safetensors, and shapes."""
-        yield "token_embd.weight", "model.embed_tokens.weight", (_VOCABULARY, self.hidden)
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        for n in range(self.layers):
-            for name, other, shape in (
-                ("attn_norm", "input_layernorm", (self.hidden,)),
-                ("attn_q", "self_attn.q_proj", (queries, self.hidden)),
-                ("attn_k", "self_attn.k_proj", (keys, self.hidden)),
-                ("attn_v", "self_attn.v_proj", (keys, self.hidden)),
-                ("attn_output", "self_attn.o_proj", (self.hidden, queries)),
-                ("ffn_norm", "post_attention_layernorm", (self.hidden,)),
-                ("ffn_gate", "mlp.gate_proj", (self.inner, self.hidden)),
-                ("ffn_up", "mlp.up_proj", (self.inner, self.hidden)),
-                ("ffn_down", "mlp.down_proj", (self.hidden, self.inner)),
-            ):
-                yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{other}.weight", shape
-        yield "output_norm.weight", "model.norm.weight", (self.hidden,)
-        if not self.tied:
-            yield "output.weight", "lm_head.weight", (_VOCABULARY, self.hidden)
-
-
-SHAPES = {
-    "1B": Shape(16, 2048, 8192, 32, 8, 64, True),
-    "3B": Shape(28, 3072, 8192, 24, 8, 128, True),
-    "8B": Shape(32, 4096, 14336, 32, 8, 128, False),
-}
 
 
 def main() -> int:
@@ -105,15 +64,16 @@ def write_file(target: Path, shape: Shape, form: str, tokens: dict[str, Any]) ->
     writer.add_rope_freq_base(500000.0)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(_VOCABULARY)
+    writer.add_vocab_size(shape.vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    texts, merges = _tokens(tokens)
+    texts, merges = _tokens(tokens, shape.vocab)
     writer.add_token_list(texts)
-    writer.add_token_types([*[1] * (_VOCABULARY - 1), 3])
+    writer.add_token_types([*[1] * (shape.vocab - 1), 3])
     writer.add_token_merges(merges)
-    writer.add_eos_token_id(_VOCABULARY - 1)
-    forms = {name: (size, _form_of(name, form, size)) for name, _, size in shape.tensors()}
+    writer.add_eos_token_id(shape.vocab - 1)
+    named = {gguf_name(name): size for name, size in shape.tensors().items()}
+    forms = {name: (size, _form_of(name, form, size)) for name, size in named.items()}
     for name, (size, kind) in forms.items():
         raw = _BY_NAME[kind][1]
         row = (*size[:-1], size[-1] // raw.block_values * raw.block_bytes)
@@ -136,15 +96,9 @@ def write_file(target: Path, shape: Shape, form: str, tokens: dict[str, Any]) ->
 def write_folder(target: Path, shape: Shape, tokens: dict[str, Any]) -> None:
     """In bfloat16, in one file."""
     target.mkdir(parents=True)
-    texts, merges = _tokens(tokens)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-        "hidden_size": shape.hidden, "intermediate_size": shape.inner, "hidden_act": "silu",
-        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "rms_norm_eps": 1e-5,
-        "vocab_size": _VOCABULARY, "rope_theta": 500000.0, "max_position_embeddings": 8192,
-        "tie_word_embeddings": shape.tied, "eos_token_id": _VOCABULARY - 1,
-    }  # fmt: skip
+    texts, merges = _tokens(tokens, shape.vocab)
+    own = {"eos_token_id": shape.vocab - 1, "max_position_embeddings": 8192}
+    config = {**shape.config(), **own}
     settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": texts[-1]}
     ids = {text: number for number, text in enumerate(texts)}
     for name, value in (
@@ -153,7 +107,7 @@ def write_folder(target: Path, shape: Shape, tokens: dict[str, Any]) -> None:
         (target / name).write_text(json.dumps(value))
     (target / "merges.txt").write_text("\n".join(("#version: 0.2", *merges, "")))
     header, at = {}, 0
-    sizes = {name: (size, 2 * int(np.prod(size))) for _, name, size in shape.tensors()}
+    sizes = {name: (size, 2 * int(np.prod(size))) for name, size in shape.tensors().items()}
     for name, (size, count) in sizes.items():
         header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [at, at + count]}
         at += count
@@ -175,11 +129,11 @@ def _form_of(name: str, form: str, size: tuple[int, ...]) -> str:
     return "Q6_K" if more else "Q4_K"
 
 
-def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _tokens(metadata: dict[str, Any], vocabulary: int) -> tuple[list[str], list[str]]:
     """Those of a byte-level BPE whose token 256 + i is the merge i, cut; the last is the end's."""
-    texts = metadata["tokenizer.ggml.tokens"][: _VOCABULARY - 1]
-    texts += [f"<|extra_{n}|>" for n in range(len(texts), _VOCABULARY - 1)]
-    return [*texts, "<|end|>"], metadata["tokenizer.ggml.merges"][: _VOCABULARY - 1 - 256]
+    texts = metadata["tokenizer.ggml.tokens"][: vocabulary - 1]
+    texts += [f"<|extra_{n}|>" for n in range(len(texts), vocabulary - 1)]
+    return [*texts, "<|end|>"], metadata["tokenizer.ggml.merges"][: vocabulary - 1 - 256]
 
 
 def _noise(form: str) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.models import (
-    Shape,
     decode_step,
     most_rows,
     prefill_step,
@@ -20,6 +19,7 @@ from benchmarks.gpu.models import (
     write,
 )
 from benchmarks.gpu.section import Rows, Scale, compilations, median_ms
+from benchmarks.llama_shapes import Shape
 from octavo.runner.model_runner import ModelRunner
 
 _BATCHES, _CONTEXT, _PROMPT = (1, 16, 64, 256), 1024, 8192

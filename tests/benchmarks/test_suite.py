@@ -10,7 +10,7 @@ from benchmarks.suite import FIGURES, PARTS, START, Part
 from benchmarks.suite_report import Figure, engines_chart, filled, newest, outcome, ratios_chart
 from benchmarks.workloads import WORKLOADS, Job
 
-from benchmarks import suite, suite_report
+from benchmarks import charts, suite, suite_report
 from octavo.utils.charts import Bars
 
 FACTS = {"build": "thing 1.2", "commit": "1", "run": "r", "device": "CPU", "cores": 2,
@@ -141,3 +141,25 @@ def test_charts_and_tables_show_what_was_measured() -> None:
     table = suite_report.figures_table(FIGURES, rows)
     assert "| **1.43 (1.36 to 1.50)** | 1.3 |" in table
     assert "1B: openvino failed: why" in table
+
+
+def test_the_pages_have_places_and_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = suite_report._ROOT
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/performance.md"):
+        (tmp_path / page).write_text((root / page).read_text())
+    monkeypatch.setattr(suite_report, "_ROOT", tmp_path)
+    monkeypatch.setattr(charts, "CHARTS", tmp_path)
+    part = next(part for part in PARTS if part.name == "qwen")
+    ours, theirs = part.engines
+    rows = [row("qwen", ours, "W2", 2.0, 2.1, 2.2), row("qwen", theirs, "W2", 3.0)]
+    assert suite_report.write(FIGURES, []) == []
+    assert len(suite_report.write(FIGURES, rows)) == 4
+    figure = "Qwen2.5-Coder 0.5B, Q4_K_M, one stream | llama.cpp server, same file"
+    assert f"| {figure} | **1.43** |" in (tmp_path / "README.md").read_text()
+    performance = (tmp_path / "docs/performance.md").read_text()
+    assert f"| {figure} | 2.10 s" in performance
+    assert "| qwen | W2 | Octavo, as stored | 2.10 s" in performance
+    assert {"compare.svg", "ratios.svg"} <= {path.name for path in tmp_path.iterdir()}
