@@ -41,8 +41,8 @@ def metadata(rows: Rows, block_size: int, seed: int = 0) -> AttentionMetadata:
 class Sequences:
     """Random q, k, v of whole sequences, written to a cache that held NaN before.
 
-    With a `kv_dtype` of codes, k and v are what the reference makes of them: so what is compared
-    is the computation on one cache, not the loss of the codes.
+    With another `kv_dtype`, k and v are what the reference makes of its codes or values: so what is
+    compared is the computation on one cache, not its loss.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class Sequences:
         backend.write(torch.cat(self.k), torch.cat(self.v), self.cache, whole)
         if kv_dtype in CODES:
             self.k, self.v = ([decoded(x, kind) for x in part] for part in (self.k, self.v))
+        elif kv_dtype is not None:
+            self.k, self.v = ([x.to(kind).to(dtype) for x in part] for part in (self.k, self.v))
         self.sinks = (torch.randn(spec.num_heads).to(dtype),) if spec.sinks else ()
 
     def attend(self, queries: Sequence[int]) -> list[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 Every run is compared with the request alone on a fresh engine: token ids are equal, and
 log-probabilities within 1e-4 (fp32). All of it once more with a KV cache of int8, whose codes must
-not depend on any of this either, and (slow) with weights of 4 and 8 bits, on AMX in bf16, too.
+not depend on any of this either, and (slow) with weights of 4 and 8 bits, on AMX in bf16, too; in
+bf16 over each type of KV; and in fp32 over KV in bf16.
 """
 
 import random
@@ -60,15 +61,20 @@ def check_same(got, alone):
 MODES = {
     "float32": {"kv_cache_dtype": "float32"},
     "int8": {"kv_cache_dtype": "int8"},
+    "bfloat16": {"kv_cache_dtype": "bfloat16"},
+    "all-bfloat16": {"dtype": "bfloat16"},
+    "bfloat16-int8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "bfloat16-fp8": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "weights-int8": {"quantization": "int8"},
     "weights-int4": {"quantization": "int4"},
     "weights-int4-tiles": {"quantization": "int4", "dtype": "bfloat16"},
 }
+FAST = ("float32", "int8")
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(mode, marks=[pytest.mark.slow] * ("weights" in mode)) for mode in MODES],
+    params=[pytest.param(mode, marks=[pytest.mark.slow] * (mode not in FAST)) for mode in MODES],
 )
 def make(tiny_folder, request):
     """Makes an engine with the KV cache or the weights of the day."""

@@ -74,7 +74,7 @@ class CpuAttention:
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata
     ) -> None:
         """See AttentionBackend.write."""
-        if cache.dtype not in cpu_ops.CODES and key.dtype != cache.dtype:
+        if not cpu_ops.reads(key.dtype, cache.dtype):
             key, value = key.to(cache.dtype), value.to(cache.dtype)
         key, value = _in_rows(key), _in_rows(value)
         cpu_ops.rope_write(None, key, value, None, None, cache, meta.slots, meta.block_size)
@@ -97,7 +97,7 @@ class CpuAttention:
         holds afterwards is not defined.
         """
         q = _in_rows(query)
-        if cache.dtype not in (key.dtype, *cpu_ops.CODES):
+        if not cpu_ops.reads(key.dtype, cache.dtype):
             cpu_ops.rope_write(
                 q, key, key, cos_sin, meta.positions, None, None, 1, q_norm, k_norm, eps
             )
@@ -117,8 +117,8 @@ class CpuAttention:
         meta: AttentionMetadata,
         spec: AttentionSpec,
     ) -> torch.Tensor:
-        """See AttentionBackend.attend. A query of another dtype than the cache is converted."""
-        if cache.dtype not in (query.dtype, *cpu_ops.CODES):
+        """See AttentionBackend.attend. For a cache of float32 a query in bfloat16 is converted."""
+        if not cpu_ops.reads(query.dtype, cache.dtype):
             return self.attend(query.to(cache.dtype), cache, meta, spec).to(query.dtype)
         work = self._planned(meta, spec, query.dtype)
         query = _in_rows(query)

@@ -15,6 +15,7 @@ _COUNTER, _POINTER, _I64, _F64 = Kind.COUNTER, Kind.POINTER, Kind.I64, Kind.F64
 SPLIT_KEYS = 256  # keys of a KV split: K and V of one head of 64 take 64 KB in bfloat16
 QUERY_ROWS = 32  # rows of a product; 32 x SPLIT_KEYS scores take 32 KB
 AHEAD_KEYS, AHEAD_CODES = 64, 128  # how far ahead keys and values are prefetched: 8 KB in 16 bits
+DECODED_ROWS = 16  # from so many rows on, codes are decoded once for all products of a work item
 SCORE_STRIDE = SPLIT_KEYS * 4 + 64  # a cache line more, so that rows fall on different sets
 
 # q_stride: bytes from token to token. step: the address of an ATTENTION_STEP.
@@ -58,7 +59,9 @@ CONFIG, SPLIT, K_AT, V_AT, STATS, FACTORS, SUMS, S = 0, 64, 128, 1152, 2176, 243
 BLOCK_AT = K_AT + 512  # addresses of the split's blocks, of the item's KV head
 K_SCALES = S + QUERY_ROWS * SCORE_STRIDE  # right behind S: those of a KV split, float32; then V's
 V_SCALES = K_SCALES + SPLIT_KEYS * 4
-Q = V_SCALES + SPLIT_KEYS * 4
+V_LOGS = V_SCALES + SPLIT_KEYS * 4  # logarithms of the scales of V, for weights in int16
+V_BROKEN = V_LOGS + SPLIT_KEYS * 4  # zeros; NaN where a scale of V is
+Q = V_BROKEN + 64
 RUN = 16  # keys whose codes of a pair of dimensions of K are contiguous
 SCALE_BYTES = 4  # of one key or value of a cache of codes
 TILE_ROWS = 16  # rows that AMX stores together

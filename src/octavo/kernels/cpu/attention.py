@@ -33,6 +33,7 @@ Everything that depends only on the step (sizes, the layout of a thread's scratc
 the caller (see `abi.ATTENTION_STEP`).
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ from octavo.kernels.cpu.simd import (
     vstoreh,
     zero,
 )
+from octavo.kernels.cpu.tiles import Products
 
 _CALL, _STEP, _ITEM = abi.ATTENTION.offset, abi.ATTENTION_STEP.offset, abi.ATTENTION_ITEM.offset
 _SPLIT = abi.ATTENTION_SPLIT.offset
@@ -80,14 +82,50 @@ _L = abi.QUERY_ROWS * 4  # from m to l in the statistics of QUERY_ROWS rows
 _ONE = np.float32(1.0)
 
 
-def _products(kind: str, codes: str) -> str:
-    """The kind of products (see `tiles`) of an attention kernel."""
-    return codes if codes and kind == "bfloat16" else kind
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """An attention kernel: kind: "float32", "bfloat16" (vectors) or "tiles" (bfloat16 on AMX);
+    stored: what the cache holds, if not values of the queries' dtype."""
+
+    kind: str
+    stored: str
+
+    @property
+    def tiles(self) -> bool:
+        return self.kind == "tiles"
+
+    @property
+    def half(self) -> bool:
+        """Whether queries and outputs are bfloat16."""
+        return self.kind != "float32"
+
+    @property
+    def coded(self) -> bool:
+        """Whether the cache holds codes and scales."""
+        return self.stored in ("int8", "fp8")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether few rows multiply the cache as it is stored."""
+        return not self.coded or self.kind == "bfloat16"
+
+    @property
+    def decodes_for_many(self) -> bool:
+        """Whether many rows multiply decoded words all the same: an fp8 takes five instructions,
+        which is much for six rows, an int8 one."""
+        return self.in_place and self.stored == "fp8"
+
+    @property
+    def products(self) -> Products:
+        """What few rows are multiplied by."""
+        numbers = "int16" if self.kind == "bfloat16" and self.stored == "int8" else self.kind
+        scaled = self.coded and self.in_place
+        return Products(numbers, self.stored if self.in_place else "", scaled)
 
 
-def _load_queries(products: str) -> Any:
-    size = 4 if products == "float32" else 2
-    integer = products == "int8"
+def _load_queries(numbers: str) -> Any:
+    size = 4 if numbers == "float32" else 2
+    integer = numbers == "int16"
     to_integers = _integer_head()
 
     @jit
@@ -171,20 +209,17 @@ def _store_output(half: bool) -> Any:
     return store_output
 
 
-def _decodes(kind: str, codes: str) -> bool:
-    """Whether codes are decoded to scratch."""
-    return bool(codes) and _products(kind, codes) == kind
-
-
-def _attend_rows(kind: str, codes: str, load_late: Any) -> Any:
+def _attend_rows(variant: _Variant, load_late: Any, decoded: bool) -> Any:
     """A function that writes o, m, l of one KV split for up to QUERY_ROWS rows of an item."""
-    tiles, decodes = kind == "tiles", _decodes(kind, codes)
-    size, pair = (4, 1) if kind == "float32" else (2, 2)
-    products = _products(kind, codes)
-    row_end = abi.SCALE_BYTES if products == "int8" else 0  # of a row of Q
-    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(products)
-    to_weights = softmax(products, bool(codes))
-    announce = announce_next(kind != "float32", bool(codes))
+    tiles, how = variant.tiles, variant.products
+    if decoded:
+        how = replace(how, stored="")
+    size, pair = 4 if how.kind == "float32" else 2, how.pair
+    integer = how.kind == "int16"
+    row_end = abi.SCALE_BYTES if integer else 0  # of a row of Q
+    scores, weighted = cpu_tiles.tile_products() if tiles else cpu_tiles.vector_products(how)
+    to_weights = softmax(how.kind, variant.coded, how.scaled)
+    announce = announce_next(variant.half or variant.stored != "", variant.coded)
     keys = 16 if tiles else LANES  # of one vector or tile of K; scores are computed four at a time
 
     @jit
@@ -204,19 +239,23 @@ def _attend_rows(kind: str, codes: str, load_late: Any) -> Any:
         before = geti(item + _ITEM.position) - geti(split + _SPLIT.start)
         seen = min(abi.SPLIT_KEYS, before + (first + rows - 1) // groups + 1)
         columns = (seen + 4 * keys - 1) // (4 * keys) * 4 * keys
-        v_keys = 32 if tiles or decodes else geti(step + _STEP.block_size)
+        v_keys = 32 if tiles or decoded else geti(step + _STEP.block_size)
         pieces = (seen + v_keys - 1) // v_keys
         s, q, k_stride = scratch + abi.S, scratch + abi.Q, geti(split + _SPLIT.k_stride)
         q_stride = depth * size + row_end
         q += first * q_stride
         scores(s, q, q_stride, rows, scratch + abi.K_AT, columns // keys, depth // pair, k_stride)
+        if integer:  # the softmax applies the scales of the rows
+            for r in range(rows):
+                of_row = getf(q + r * q_stride + depth * size)
+                setf(s + r * abi.SCORE_STRIDE + abi.SPLIT_KEYS * 4, of_row)
         filled = max(pieces * v_keys, columns)
         to_weights(scratch, step, stats, before * groups + first, rows, filled)
         if geti(split + _SPLIT.v_keys) == 0:
             load_late(
-                a, item, scratch, scratch + geti(step + (_STEP.at_k if decodes else _STEP.at_v))
+                a, item, scratch, scratch + geti(step + (_STEP.at_k if decoded else _STEP.at_v))
             )
-            if not (tiles or decodes):
+            if not (tiles or decoded):
                 announce(a, item, scratch, geti(split + _SPLIT.start) // abi.SPLIT_KEYS)
         v_at = scratch + abi.V_AT
         weighted(o, s, rows, v_at, pieces, v_keys // pair, dim)
@@ -270,33 +309,65 @@ def _finish_group(finish_split: Any) -> Any:
     return finish_group
 
 
-def _loads(kind: str, codes: str) -> tuple[Any, Any]:
+def _loads(variant: _Variant, decoded: bool) -> tuple[Any, Any]:
     """What makes K, and V, of a split ready for the products (see `attention_kv`)."""
-    half, tiles = kind != "float32", kind == "tiles"
-    if not codes:
-        return load_k(half, tiles), load_v(half, tiles)
-    if _products(kind, codes) == codes:
-        return point_to_k(), point_to_v()
-    return decode_k(half, tiles, codes), decode_v(half, tiles, codes)
+    tiles, numbers = variant.tiles, variant.products.kind
+    if decoded:
+        return decode_k(numbers, tiles, variant.stored), decode_v(numbers, tiles, variant.stored)
+    if variant.coded:
+        return point_to_k(logs=numbers == "int16"), point_to_v()
+    half = variant.half or variant.stored == "bfloat16"
+    return load_k(half, tiles), load_v(half, tiles)
 
 
-def _attend_split(kind: str, codes: str) -> Any:
-    """A function that attends to one KV split with all rows of an item."""
-    tiles, decodes = kind == "tiles", _decodes(kind, codes)
-    k, v = _loads(kind, codes)
-    attend_rows = _attend_rows(kind, codes, v)
-
+def _load_split(k: Any, v: Any, early: bool) -> Any:
     @jit
     def load_split(a, item, scratch, index):
-        """Fill SPLIT, and load K; also V, if many rows decode it (see `attend_rows`)."""
+        """Fill SPLIT, and load K; if `early`, also V for many rows (see `attend_rows`)."""
         start, split = index * abi.SPLIT_KEYS, scratch + abi.SPLIT
         end = geti(item + _ITEM.position) + geti(item + _ITEM.num_queries)
         seti(split + _SPLIT.start, start)
         seti(split + _SPLIT.count, min(abi.SPLIT_KEYS, end - start))
         seti(split + _SPLIT.v_keys, 0)
         k(a, item, scratch)
-        if (tiles or decodes) and geti(item + _ITEM.rows) > abi.QUERY_ROWS:
+        if early and geti(item + _ITEM.rows) > abi.QUERY_ROWS:
             v(a, item, scratch, scratch + geti(geti(a + _CALL.step) + _STEP.at_v))
+
+    return load_split
+
+
+def _by_rows(variant: _Variant) -> tuple[Any, Any]:
+    """`load_split` and `attend_rows` of an item, which multiplies the cache in place or decoded,
+    depending on its rows."""
+
+    def functions(decoded: bool) -> tuple[Any, Any]:
+        k, v = _loads(variant, decoded)
+        return _load_split(k, v, variant.tiles or decoded), _attend_rows(variant, v, decoded)
+
+    if not variant.decodes_for_many:
+        return functions(decoded=not variant.in_place)
+    (load_few, attend_few), (load_many, attend_many) = functions(False), functions(True)
+
+    @jit
+    def load_split(a, item, scratch, index):
+        if geti(item + _ITEM.rows) < abi.DECODED_ROWS:
+            load_few(a, item, scratch, index)
+        else:
+            load_many(a, item, scratch, index)
+
+    @jit
+    def attend_rows(a, item, scratch, first, o, stats):
+        if geti(item + _ITEM.rows) < abi.DECODED_ROWS:
+            attend_few(a, item, scratch, first, o, stats)
+        else:
+            attend_many(a, item, scratch, first, o, stats)
+
+    return load_split, attend_rows
+
+
+def _attend_split(variant: _Variant) -> Any:
+    """A function that attends to one KV split with all rows of an item."""
+    load_split, attend_rows = _by_rows(variant)
 
     @jit(returns=types.boolean)
     def sees(a, item, scratch, first):
@@ -334,13 +405,14 @@ def _attend_split(kind: str, codes: str) -> Any:
     return attend_split
 
 
-def attention(variant: str) -> Any:
+def attention(name: str) -> Any:
     """The kernel for "float32", "bfloat16" (vectors) or "tiles" (bfloat16 on AMX), over a cache
-    of that type, or of codes: "tiles-int8"."""
-    kind, _, codes = variant.partition("-")
-    half, tiles = kind != "float32", kind == "tiles"
-    load_queries, store_output = _load_queries(_products(kind, codes)), _store_output(half)
-    attend_split, finish_split = _attend_split(kind, codes), _finish_split(store_output)
+    of that type, or of another one: "tiles-int8", "float32-bfloat16"."""
+    kind, _, stored = name.partition("-")
+    variant = _Variant(kind, stored)
+    tiles = variant.tiles
+    load_queries, store_output = _load_queries(variant.products.kind), _store_output(variant.half)
+    attend_split, finish_split = _attend_split(variant), _finish_split(store_output)
     finish_group = _finish_group(finish_split)
 
     @jit

@@ -9,6 +9,7 @@ Both read and complete the ATTENTION_SPLIT at SPLIT of the scratch.
 
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from octavo.kernels.cpu import abi
@@ -23,6 +24,12 @@ from octavo.kernels.cpu.simd import (
     jit,
     set32,
     seti,
+    vfma,
+    vload,
+    vlog2_above,
+    vmax,
+    vsplat,
+    vstore,
     zero,
 )
 
@@ -99,7 +106,7 @@ def _end_of_k(scratch, vectors, values, count, ahead):
 
 
 def load_k(half: bool, tiles: bool) -> Any:
-    """A function (call, item, scratch) for a cache of the dtype of the queries."""
+    """A function (call, item, scratch) for a cache of values; half: in bfloat16."""
     pair, keys = 2 if half else 1, 16 if tiles else LANES  # keys of one vector or tile
     block, locate = _block(half), _locate(half, coded=False)
 
@@ -149,7 +156,7 @@ def load_k(half: bool, tiles: bool) -> Any:
 
 
 def load_v(half: bool, tiles: bool) -> Any:
-    """A function (call, item, scratch, buffer) for a cache of the dtype of the queries."""
+    """A function (call, item, scratch, buffer) for a cache of values; half: in bfloat16."""
     size, pair = (2, 2) if half else (4, 1)
 
     @jit
@@ -238,8 +245,26 @@ def _load_scales(a, scratch, blocks):
         zero(scratch + abi.V_SCALES + count * 4, (abi.SPLIT_KEYS - count) * 4)
 
 
-def point_to_k() -> Any:
-    """As `load_k`, for products that read codes: only runs narrower than a vector are gathered."""
+@jit
+def _take_logs(scratch):
+    """V_LOGS and V_BROKEN from V_SCALES: of keys past the last one, too, which are masked.
+
+    The smallest logarithm keeps weights in float32 finite (see `attention_softmax`).
+    """
+    none, broken = vsplat(np.float32(0.0)), vsplat(np.float32(0.0))
+    least = vsplat(np.float32(-60.0))
+    for i in range(0, abi.SPLIT_KEYS * 4, LANES * 4):
+        scale = vload(scratch + abi.V_SCALES + i)
+        broken = vfma(scale, none, broken)
+        vstore(scratch + abi.V_LOGS + i, vmax(vlog2_above(scale), least))
+    vstore(scratch + abi.V_BROKEN, broken)
+
+
+def point_to_k(logs: bool) -> Any:
+    """As `load_k`, for products that read codes: only runs narrower than a vector are gathered.
+
+    logs: whether the softmax reads V_LOGS.
+    """
     locate = _locate(half=True, coded=True)
 
     @jit
@@ -275,6 +300,8 @@ def point_to_k() -> Any:
         count = (count + LANES - 1) // LANES
         _end_of_k(scratch, vectors, block_size * dim, count, abi.AHEAD_CODES)
         _load_scales(a, scratch, blocks)
+        if logs:
+            _take_logs(scratch)
 
     return load
 
@@ -329,11 +356,12 @@ def announce_next(half: bool, coded: bool) -> Any:
     return announce_next
 
 
-def decode_k(half: bool, tiles: bool, kind: str) -> Any:
-    """As `load_k`, from a cache of codes of `kind`: all is decoded to the buffer."""
-    pair, keys = 2 if half else 1, 16 if tiles else LANES
-    whole, eight = decode(kind, half, keys), decode(kind, half, 8)
-    locate = _locate(half, coded=True)
+def decode_k(numbers: str, tiles: bool, kind: str) -> Any:
+    """As `load_k`, from a cache of codes of `kind`: all is decoded to words of `numbers` in the
+    buffer."""
+    pair, keys = 1 if numbers == "float32" else 2, 16 if tiles else LANES
+    whole, eight = decode(kind, numbers, keys), decode(kind, numbers, 8)
+    locate = _locate(half=True, coded=True)
 
     @jit
     def load(a, item, scratch):
@@ -365,10 +393,11 @@ def decode_k(half: bool, tiles: bool, kind: str) -> Any:
     return load
 
 
-def decode_v(half: bool, tiles: bool, kind: str) -> Any:
-    """As `load_v`, from a cache of codes of `kind`: all is decoded to the buffer."""
-    pair, lanes = 2 if half else 1, 16 if tiles else LANES
-    whole = decode(kind, half, lanes)
+def decode_v(numbers: str, tiles: bool, kind: str) -> Any:
+    """As `load_v`, from a cache of codes of `kind`: all is decoded to words of `numbers` in the
+    buffer."""
+    pair, lanes = 1 if numbers == "float32" else 2, 16 if tiles else LANES
+    whole = decode(kind, numbers, lanes)
 
     @jit
     def load(a, item, scratch, buffer):

@@ -194,18 +194,33 @@ def activation(variant: str) -> Any:
     return _by_rows(row)
 
 
-def _stored(half: bool, write: Any) -> tuple[Any, Any]:
-    """(put, store) of values as they are; `put` rounds a row of float32 in place of a row here.
-
-    store(x, v, to, slot, ...): a key (float32) and a value to the head's part of a block at `to`.
-    """
-    size, pair = (2, 2) if half else (4, 1)
-    rounded = stack(1024 + LANES * 4)
+def _put(size: int, write: Any) -> Any:
+    """A function that rounds a row of float32 to the dtype of `write`."""
 
     @jit
     def put(x, to, head_dim):
         for i in range(0, head_dim, LANES):
             write(to + i * size, vload(x + i * 4), head_dim - i)
+
+    return put
+
+
+def _stored(half: bool, given: tuple[int, Any, Any]) -> Any:
+    """store(x, v, to, slot, ...): a key (float32) and a value to the head's part of a block at
+    `to`, in bfloat16 if `half`, else in float32; given: the memory that values are read from."""
+    pair, (given_size, read, _) = 2 if half else 1, given
+    size, _, write = row_memory(half)
+    put, rounded, widened = _put(size, write), stack(1024 + LANES * 4), stack(1024 + LANES * 4)
+
+    @jit(returns=types.int64)
+    def in_type_of_cache(v, head_dim):
+        if given_size == size:
+            return v
+        wide, near = widened(), rounded()
+        for i in range(0, head_dim, LANES):
+            vstore(wide + i * 4, read(v + i * given_size, head_dim - i))
+        put(wide, near, head_dim)
+        return near
 
     @jit
     def store(x, v, to, slot, block_size, head_dim, dim):
@@ -216,16 +231,17 @@ def _stored(half: bool, write: Any) -> tuple[Any, Any]:
         for w in range(dim // pair):
             set32(here + w * block_size * 4, get32(near + w * 4))
         here = to + block_size * dim * size + slot // pair * dim * 4 + slot % pair * size
+        values = in_type_of_cache(v, head_dim)
         for d in range(head_dim):
-            copy(here + d * 4, v + d * size, size)
+            copy(here + d * 4, values + d * size, size)
         for d in range(head_dim, dim):
             zero(here + d * 4, size)
 
-    return put, store
+    return store
 
 
 def _coded(kind: str, read: Any, size: int) -> Any:
-    """`store` of `_stored` for codes of `kind`, as `reference.quantize_kv` makes them."""
+    """`store` as of `_stored`, for codes of `kind`, as `reference.quantize_kv` makes them."""
     put_codes, top = encode(kind), np.float32(127.0 if kind == "int8" else 448.0)
     widened, near = stack(1024 + LANES * 4), stack(256 + LANES)
 
@@ -320,7 +336,8 @@ def _heads(memory: tuple[int, Any, Any], weight_memory: tuple[int, Any, Any], ca
 def rope_write(variant: str) -> Any:
     """Head norms if weights are given, rope if cos_sin is, cache write if a cache is.
 
-    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8"),
+    `variant` is the dtype of q, k and v, then that of the cache if it is another ("bfloat16-int8",
+    "float32-bfloat16"),
     or flags of `rms_norm` where there is a norm but no cache ("bfloat16-wide-cast").
 
     The cache's layout is that of `attention`. The norm's result is not rounded before rope.
@@ -331,11 +348,11 @@ def rope_write(variant: str) -> Any:
     half = dtype == "bfloat16"
     memory = size, read, write = row_memory(half)
     head = _heads(memory, row_memory(half and "wide" not in flags), "cast" in flags)
-    put, store = _stored(half, write)
-    if kind:
-        store = _coded(kind, read, size)
+    half_cache = half or "bfloat16" in flags
+    put = _put(size, write)
+    store = _coded(kind, read, size) if kind else _stored(half_cache, memory)
     of_token = 2 * abi.SCALE_BYTES if kind else 0  # scales of a KV head
-    code_size = 1 if kind else size
+    code_size = 1 if kind else 2 if half_cache else 4
     widened = stack(1024 + LANES * 4)
 
     @jit

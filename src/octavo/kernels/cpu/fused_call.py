@@ -228,8 +228,8 @@ def rope_write(
 ) -> None:
     """Head norms, rope, cache write: whatever is given, in one pass (see `fused.rope_write`).
 
-    Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype: that of
-    the cache, unless it is one of CODES. norm_flags: those of `_norm_flags`, if there is no cache.
+    Every q, k, v [tokens, heads, head_dim] must satisfy `in_rows` and have one dtype, which the
+    cache takes (see `reads`). norm_flags: those of `_norm_flags`, if there is no cache.
     """
     some = q if q is not None else k
     assert some is not None
@@ -263,7 +263,7 @@ def rope_write(
 
 @functools.cache
 def _rope_write(dtype: torch.dtype, kv_dtype: torch.dtype) -> Kernel:
-    return kernel(abi.ROPE_WRITE, _variant(FLOAT_NAMES[dtype], kv_dtype))
+    return kernel(abi.ROPE_WRITE, _variant(FLOAT_NAMES[dtype], dtype, kv_dtype))
 
 
 def _norm_flags(dtype: torch.dtype, weight: torch.dtype, cast_first: bool) -> str:
@@ -273,10 +273,18 @@ def _norm_flags(dtype: torch.dtype, weight: torch.dtype, cast_first: bool) -> st
 
 
 def attention_kind(dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
-    """Variant of the attention kernel: "float32", "bfloat16" or "tiles", "-int8" or "-fp8"."""
+    """Variant of the attention kernel: "float32", "bfloat16" or "tiles"; "-int8" or "-fp8", or
+    "-bfloat16" for queries in float32."""
     kind = "tiles" if dtype == torch.bfloat16 and target.has_tiles() else FLOAT_NAMES[dtype]
-    return _variant(kind, kv_dtype)
+    return _variant(kind, dtype, kv_dtype)
 
 
-def _variant(kind: str, kv_dtype: torch.dtype) -> str:
-    return f"{kind}-{CODES[kv_dtype]}" if kv_dtype in CODES else kind
+def _variant(kind: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
+    if dtype == kv_dtype:
+        return kind
+    return f"{kind}-{CODES.get(kv_dtype) or FLOAT_NAMES[kv_dtype]}"
+
+
+def reads(dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+    """Whether queries, keys and values in `dtype` need no conversion for a cache of `kv_dtype`."""
+    return kv_dtype in (dtype, torch.bfloat16, *CODES)

@@ -475,6 +475,22 @@ def vtop(b, x):
     return _reduce(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
 
 
+@op(Vec, Vec)
+def vlog2_above(b, x):
+    """At least log2 x, and at most 0.09 more; x > 0. The bits are the logarithm, but for a bend."""
+    bits = b.sitofp(b.bitcast(x, VI), VF)
+    return fma(b, bits, const(2.0**-23), const(0.0861 - 127))
+
+
+@op(types.void, types.int64, Vec, Vec)
+def vstore16x2(b, address, x, y):
+    """x, then y behind it, as int16: values whose sum with 1.5 * 2^23 has been formed, which
+    leaves the rounded value in the low bits."""
+    short = ir.VectorType(I16, 2 * LANES)
+    low = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(0, 4 * LANES, 2)))
+    store(b, b.shuffle_vector(b.bitcast(x, short), b.bitcast(y, short), low), address)
+
+
 @op(types.void, types.int64, Vec)
 def vstore16(b, address, x):
     """Each x, rounded to nearest even, as an int16; |x| <= 32767."""
@@ -570,26 +586,31 @@ def _halves(b: Any, words: Any) -> tuple[Any, Any]:
     return b.shl(words, shift), b.and_(words, high)
 
 
-def _decoded(b: Any, kind: str, half: bool, address: Any, lanes: int) -> tuple[Any, ...]:
-    """`lanes` pairs of codes: one vector of pairs of bfloat16, or two of float32. All exact."""
+def _decoded(b: Any, kind: str, to: str, address: Any, lanes: int) -> tuple[Any, ...]:
+    """`lanes` pairs of codes: one vector of pairs of bfloat16 or int16, or two of float32. All
+    exact."""
+    half = to == "bfloat16"
     if kind == "fp8":
         words = load_fp8_pairs(b, address, lanes)
         return (words,) if half else _halves(b, words)
     wide = ir.VectorType(I32, lanes)
     short = ir.Constant(wide, [16] * lanes)
     pairs = b.bitcast(_code_pairs(b, address, lanes), wide)
+    if to == "int16":
+        return (pairs,)
     values = (b.ashr(b.shl(pairs, short), short), b.ashr(pairs, short))
     # Of at most 8 bits, so the lower half of the float32 is zero.
     bits = [b.bitcast(b.sitofp(x, ir.VectorType(F32, lanes)), wide) for x in values]
     return (b.or_(b.lshr(bits[0], short), bits[1]),) if half else tuple(bits)
 
 
-def decode(kind: str, half: bool, lanes: int) -> Any:
-    """A function (to, stride, codes): the words made of `lanes` pairs of codes, `stride` bytes
-    from the first word of a pair to its second, if there are two."""
+def decode(kind: str, numbers: str, lanes: int) -> Any:
+    """A function (to, stride, codes): the words of `numbers` (float32, bfloat16, or int16) made of
+    `lanes` pairs of codes, `stride` bytes from the first word of a pair to its second, if there
+    are two."""
 
     def emit(b, to, stride, codes):
-        for i, words in enumerate(_decoded(b, kind, half, codes, lanes)):
+        for i, words in enumerate(_decoded(b, kind, numbers, codes, lanes)):
             store(b, words, b.add(to, b.mul(stride, ir.Constant(I64, i))))
 
     return op(types.void, types.int64, types.int64, types.int64)(emit)

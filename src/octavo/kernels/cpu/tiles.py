@@ -7,18 +7,20 @@ A word is 32 bits: one float32, or two neighbouring bfloat16 of the summed index
 [words of d][keys], V as [words of keys][d], so that one vector is LANES keys (or dimensions)
 of one word, and Q and P are read word by word. K and V come in pieces (blocks of the cache),
 each with an address of its own; S and P lie in rows of SCORE_STRIDE bytes. Each sum runs over its
-words in order, in float32, so a row's result depends only on the row. The kinds:
+words in order, in float32, so a row's result depends only on the row. The kinds of Q and P:
 
     float32   one fused multiply-add a word
     bfloat16  vdpbf16ps where the processor has it, else two fused multiply-adds a word
-    int8      K and V are codes, Q and P int16 with a scale for each row: vpdpwssd, or pmaddwd and
-              an addition; the sums are integers, and exact
-    fp8       K and V are codes, which become bfloat16 in registers; Q and P are bfloat16
-    tiles     AMX: 16 rows x 16 keys x 32 deep in one instruction
+    int16     vpdpwssd, or pmaddwd and an addition; the sums are integers, and exact
+    tiles     bfloat16 on AMX: 16 rows x 16 keys x 32 deep in one instruction
 
-Codes lie in pairs like bfloat16, a byte each: a vector is half as many bytes. Their scores are
-multiplied by the scales of K, which lie behind the scores of QUERY_ROWS rows. The scale of a row of
-int16 follows its words (Q), or its SPLIT_KEYS scores (P).
+K and V are stored in words of the same kind, or in something that becomes such words in registers:
+int8 for int16, fp8 for bfloat16, and pairs of bfloat16 for float32. All of them lie in pairs like
+bfloat16; codes take a byte each, so that a vector is half as many bytes. What is converted for
+every six rows costs much where it takes five instructions (fp8), so for many rows it is decoded to
+words first (see `attention_kv`); the bits of the result are the same. Scores of codes are
+multiplied by the scales of K, which lie behind the scores of QUERY_ROWS rows; a row of int16 has a
+scale of its own, which the softmax applies.
 
 Measured on a Xeon with AMX, one core: 3.0 TF/s for 2 x 2 tiles with their loads; a tile of 16
 keys deep takes as long as one of 32, so V is gathered into pieces of 32 keys.
@@ -38,16 +40,16 @@ first cache, and 25 to 26 with those into the second, 4 to 8 KB ahead.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
-from octavo.kernels.cpu.abi import AHEAD_CODES, AHEAD_KEYS, QUERY_ROWS, SCORE_STRIDE, SPLIT_KEYS
+from octavo.kernels.cpu.abi import AHEAD_CODES, AHEAD_KEYS, QUERY_ROWS, SCORE_STRIDE
 from octavo.kernels.cpu.amx import store_tiles, sum_tiles
 from octavo.kernels.cpu.simd import (
-    F32,
     FEATURES,
     HAS_DOT,
     I16,
@@ -77,18 +79,54 @@ from octavo.kernels.cpu.simd import (
 ROWS, VECTORS = (6, 4) if LANES == 16 else (4, 2)
 _ADDRESS = types.int64
 Emit = Callable[..., Any]
+_CODES = {"int8": load_int8_pairs, "fp8": load_fp8_pairs}
 
 
-_LOADS = {"int8": load_int8_pairs, "fp8": load_fp8_pairs}
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How Q and P are multiplied by K and V.
 
+    kind: of Q and P. stored: what K and V are stored as, if not in words of that kind. scaled:
+    whether the scores are multiplied by the scales of K.
+    """
 
-def _ahead(kind: str) -> int:
-    """Keys between what is multiplied and what is prefetched."""
-    return AHEAD_CODES if kind in _LOADS else AHEAD_KEYS
+    kind: str
+    stored: str = ""
+    scaled: bool = False
 
+    @property
+    def pair(self) -> int:
+        """Values in a word of K and V."""
+        return 1 if self.kind == "float32" and not self.stored else 2
 
-def _vector_bytes(kind: str) -> int:
-    return LANES * (2 if kind in _LOADS else 4)
+    @property
+    def parts(self) -> int:
+        """Vectors that a stored vector becomes: of its even and of its odd values, or one."""
+        return 2 if self.kind == "float32" and self.stored else 1
+
+    @property
+    def ahead(self) -> int:
+        """Keys between what is multiplied and what is prefetched."""
+        return AHEAD_CODES if self.stored in _CODES else AHEAD_KEYS
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of a stored vector."""
+        return LANES * (2 if self.stored in _CODES else 4)
+
+    @property
+    def word_bytes(self) -> int:
+        """Of what Q and P have for a stored word."""
+        return 4 * self.parts
+
+    def load(self, b: Any, address: Any, part: int) -> Any:
+        """A part of the stored vector at `address`, as words of `kind`."""
+        if self.stored in _CODES:
+            return _CODES[self.stored](b, address)
+        words = load(b, address, VI)
+        if self.parts == 1:
+            return words
+        return b.and_(words, consti(-65536)) if part else b.shl(words, consti(16))
 
 
 def _integer_dot(b: Any, total: Any, words: Any, vector: Any) -> Any:
@@ -118,7 +156,7 @@ def _dot(b: Any, kind: str, total: Any, word: Any, vector: Any) -> Any:
     if kind == "float32":
         return fma(b, splat(b, b.bitcast(word, VF.element)), b.bitcast(vector, VF), total)
     words = splat(b, word)
-    if kind == "int8":
+    if kind == "int16":
         return _integer_dot(b, total, words, vector)
     if HAS_DOT:
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -129,40 +167,31 @@ def _dot(b: Any, kind: str, total: Any, word: Any, vector: Any) -> Any:
     return fma(b, x, y, total)
 
 
-def _load(b: Any, address: Any) -> Any:
-    return load(b, address, VI)
-
-
-def _add_products(b: Any, kind: str, sums: Any, rows: Any, vectors: Any) -> list[Any]:
+def _add_products(b: Any, how: Products, sums: Any, rows: Any, vectors: Any) -> list[Any]:
     """sums[rows, vectors] plus the products of the word at each row with each vector."""
-    loaded = [_LOADS.get(kind, _load)(b, address) for address in vectors]
-    out = []
-    for r, address in enumerate(rows):
-        word = load(b, address, I32)
-        out += [
-            _dot(b, kind, sums[r * len(loaded) + j], word, vector)
-            for j, vector in enumerate(loaded)
-        ]
+    out = list(sums)
+    for part in range(how.parts):
+        loaded = [how.load(b, address, part) for address in vectors]
+        for r, address in enumerate(rows):
+            word = load(b, offset(b, address, 4 * part), I32)
+            for j, vector in enumerate(loaded):
+                i = r * len(loaded) + j
+                out[i] = _dot(b, how.kind, out[i], word, vector)
     return out
 
 
-def _no_sums(kind: str, count: int) -> list[Any]:
-    return [consti(0) if kind == "int8" else const(0.0)] * count
+def _no_sums(how: Products, count: int) -> list[Any]:
+    return [consti(0) if how.kind == "int16" else const(0.0)] * count
 
 
-def _scaled(b: Any, kind: str, sums: Any, scales: Any) -> list[Any]:
-    """Sums of integers as float32; scales: the address of each row's."""
-    if kind != "int8":
-        return list(sums)
-    vectors = len(sums) // len(scales)
-    factors = [splat(b, load(b, address, F32)) for address in scales]
-    return [b.fmul(b.sitofp(x, VF), factors[i // vectors]) for i, x in enumerate(sums)]
+def _floats(b: Any, how: Products, sums: Any) -> list[Any]:
+    return [b.sitofp(x, VF) for x in sums] if how.kind == "int16" else list(sums)
 
 
-def _scaled_scores(b: Any, kind: str, sums: Any, scales: Any, of_keys: Any) -> list[Any]:
-    """Scores of codes times the scales of K, VECTORS vectors at `of_keys`."""
-    scores = _scaled(b, kind, sums, scales)
-    if kind not in _LOADS:
+def _scaled_scores(b: Any, how: Products, sums: Any, of_keys: Any) -> list[Any]:
+    """Scores of VECTORS vectors of codes times the scales of K at `of_keys`."""
+    scores = _floats(b, how, sums)
+    if not how.scaled:
         return scores
     factors = [load(b, offset(b, of_keys, j * LANES * 4), VF) for j in range(VECTORS)]
     return [b.fmul(x, factors[i % VECTORS]) for i, x in enumerate(scores)]
@@ -178,39 +207,38 @@ def _rows(b: Any, base: Any, stride: Any, rows: int) -> list[Any]:
     return [b.add(base, b.mul(stride, I64(r))) for r in range(rows)]
 
 
-def _scores(kind: str, rows: int) -> Emit:
+def _scores(how: Products, rows: int) -> Emit:
     """S[rows, VECTORS * LANES keys] over all words; keys[j] is the address of LANES keys."""
 
     def scores(b, s, q, q_stride, keys, words, k_stride, of_keys):
         groups = [load(b, offset(b, keys, 8 * j), I64) for j in range(VECTORS)]
         later = [
-            load(b, offset(b, keys, 8 * (_ahead(kind) // LANES + j)), I64) for j in range(VECTORS)
+            load(b, offset(b, keys, 8 * (how.ahead // LANES + j)), I64) for j in range(VECTORS)
         ]
         queries = _rows(b, q, q_stride, rows)
 
         def body(i, *sums):
-            at, word = b.mul(i, k_stride), b.mul(i, I64(4))
+            at, word = b.mul(i, k_stride), b.mul(i, I64(how.word_bytes))
             vectors = [b.add(g, at) for g in groups]
             for address in later:
                 prefetch(b, b.add(address, at), 2)
-            return _add_products(b, kind, sums, [b.add(x, word) for x in queries], vectors)
+            return _add_products(b, how, sums, [b.add(x, word) for x in queries], vectors)
 
-        sums = loop(b, words, _no_sums(kind, rows * VECTORS), body)
-        scales = [b.add(x, b.mul(words, I64(4))) for x in queries]
-        found = _scaled_scores(b, kind, sums, scales, of_keys)
+        sums = loop(b, words, _no_sums(how, rows * VECTORS), body)
+        found = _scaled_scores(b, how, sums, of_keys)
         _store_all(b, found, s, I64(SCORE_STRIDE), VECTORS)
 
     return scores
 
 
-def _weighted(kind: str, vectors: int, rows: int) -> Emit:
+def _weighted(how: Products, vectors: int, rows: int) -> Emit:
     """O[rows, vectors * LANES] over `pieces` pieces of V of `words` words each."""
-    size = _vector_bytes(kind)
+    size = how.vector_bytes
 
     def weighted(b, o, p, values, pieces, words, stride, at):
         weights = _rows(b, p, I64(SCORE_STRIDE), rows)
         v_stride = b.mul(stride, I64(size // LANES))
-        ahead = b.udiv(I64(_ahead(kind) // (1 if kind == "float32" else 2)), words)
+        ahead = b.udiv(I64(how.ahead // how.pair), words)
         ahead = b.select(b.icmp_signed(">", ahead, I64(0)), ahead, I64(1))
 
         def address(i):
@@ -221,19 +249,18 @@ def _weighted(kind: str, vectors: int, rows: int) -> Emit:
             first = b.mul(i, words)
 
             def body(w, *sums):
-                word, row = b.mul(b.add(first, w), I64(4)), b.mul(w, v_stride)
+                word, row = b.mul(b.add(first, w), I64(how.word_bytes)), b.mul(w, v_stride)
                 start = b.add(base, row)
                 columns = [offset(b, start, j * size) for j in range(vectors)]
                 for j in range(0, vectors * size, 64):
                     prefetch(b, offset(b, b.add(later, row), j), 2)
-                return _add_products(b, kind, sums, [b.add(x, word) for x in weights], columns)
+                return _add_products(b, how, sums, [b.add(x, word) for x in weights], columns)
 
             return loop(b, words, list(sums), body)
 
-        sums = loop(b, pieces, _no_sums(kind, rows * vectors), piece)
-        scales = [offset(b, x, SPLIT_KEYS * 4) for x in weights]
+        sums = loop(b, pieces, _no_sums(how, rows * vectors), piece)
         to = b.add(o, b.mul(at, I64(LANES * 4)))
-        _store_all(b, _scaled(b, kind, sums, scales), to, b.mul(stride, I64(4)), vectors)
+        _store_all(b, _floats(b, how, sums), to, b.mul(stride, I64(4)), vectors)
 
     return weighted
 
@@ -263,26 +290,26 @@ def _switch_rows(b: Any, rows: Any, make: Callable[[int], Emit], *values: Any) -
     b.position_at_end(after)
 
 
-def _scores_of(kind: str) -> Any:
+def _scores_of(how: Products) -> Any:
     def scores(b, rows, s, q, q_stride, keys, words, k_stride, of_keys):
-        make = partial(_scores, kind)
+        make = partial(_scores, how)
         _switch_rows(b, rows, make, s, q, q_stride, keys, words, k_stride, of_keys)
 
     return op(types.void, *[_ADDRESS] * 8)(scores)
 
 
-def _weighted_of(kind: str, vectors: int) -> Any:
+def _weighted_of(how: Products, vectors: int) -> Any:
     def weighted(b, rows, o, p, values, pieces, words, dim, at):
-        make = partial(_weighted, kind, vectors)
+        make = partial(_weighted, how, vectors)
         _switch_rows(b, rows, make, o, p, values, pieces, words, dim, at)
 
     return op(types.void, *[_ADDRESS] * 8)(weighted)
 
 
-def vector_products(kind: str) -> tuple[Any, Any]:
+def vector_products(how: Products) -> tuple[Any, Any]:
     """(scores, weighted) for any number of rows, as functions to call from a kernel."""
-    some_scores = _scores_of(kind)
-    wide, thin = _weighted_of(kind, VECTORS), _weighted_of(kind, 1)
+    some_scores = _scores_of(how)
+    wide, thin = _weighted_of(how, VECTORS), _weighted_of(how, 1)
     step = LANES * 4
 
     @jit
