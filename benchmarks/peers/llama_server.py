@@ -66,6 +66,11 @@ class LlamaServer:
     def forget(self) -> None:
         """A prompt's cache is only used where `run` asks for it."""
 
+    def close(self) -> None:
+        """End the server."""
+        self._server.kill()
+        self._server.wait()
+
     def _post(self, body: dict[str, Any]) -> dict[str, Any]:
         return self._request("POST", "/completion", json.dumps(body))
 
