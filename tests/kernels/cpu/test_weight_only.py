@@ -101,6 +101,19 @@ def test_groups_of_any_size(group, dtype):
         assert torch.equal(made(x[:3]), together[:3])
 
 
+@pytest.mark.parametrize("panels", [1, 2, 3, 11, 64])
+def test_runs_of_panels_are_each_claimed_once(panels, monkeypatch):
+    """A column that no thread computes, or that is computed for another panel, is a wrong one."""
+    weight = drawn(INT8, 32 * panels - 5, 48)
+    made, x = product(pack(weight), FP32), inputs(9, 48, FP32)
+    monkeypatch.setattr(made, "_threads", 1 << 16)
+    for threads in (1, 2, 3, 7):
+        monkeypatch.setattr(openmp, "threads", lambda count=threads: count)
+        for rows in (1, 9):
+            out = torch.full((rows, 32 * panels - 5), float("nan"))
+            check(made.into(x[:rows], out), x[:rows].double() @ weight.dequantized().double().T)
+
+
 @pytest.mark.parametrize("form", [INT8, INT4], ids=named)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
