@@ -21,9 +21,10 @@ A cache of codes (int8, fp8): [blocks, kv_heads, bytes]; in bytes K as
 [block_size / RUN][dim / 2][RUN][2] with RUN = min(16, block_size), V as [block_size / 2][dim][2],
 then float32 scales [block_size] of K and of V, which are applied to the scores and to the weights.
 Vector units read the codes of queries in bfloat16 in place, those of fp8 as bfloat16 and those of
-int8 as integers (see `tiles`): queries and weights become int16, with a scale for each row, which
-is 128 times as fine as bfloat16 and makes each sum exact. For AMX and for float32 the codes of a
-split are decoded to words in scratch, which is exact, once for all rows of a work item.
+int8 as integers (see `tiles`): queries and weights become int16, which is 120 times as fine as
+bfloat16 and makes each sum exact. For AMX, for float32, and of fp8 for DECODED_ROWS rows and more,
+the codes of a split are decoded to words in scratch, which is exact, once for all rows of a work
+item. Queries in float32 read a cache of bfloat16 in place.
 
 A work item is a query block (queries of one row, for one KV head) over a range of KV splits. The
 queries and the heads of the group are the rows of its products: row r is query r // groups. Where
