@@ -48,7 +48,13 @@ def main() -> int:
 def write(processor: str, folder: Path, only: Iterable[str] | None = None) -> None:
     """The folder of a processor. only: names of kernels, as `wanted` has them (None: all)."""
     features = shipped.PROCESSORS[processor]
-    with mock.patch.object(target, "cpu", return_value=(processor, features)):
+    # Numba compiles what it reads, too, and cannot select AMX's instructions for a processor
+    # without them.
+    for_numba = {"CPU_NAME": processor, "CPU_FEATURES": ",".join(f"+{f}" for f in sorted(features))}
+    with (
+        mock.patch.object(target, "cpu", return_value=(processor, features)),
+        mock.patch.multiple("numba.core.config", **for_numba),
+    ):
         from octavo.kernels.cpu.kernel import Kernel
 
         shutil.rmtree(folder, ignore_errors=True)

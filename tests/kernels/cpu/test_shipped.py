@@ -1,6 +1,9 @@
 """Kernels that come with the package: used by the processors that run them as their own."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scripts import shipped_kernels
@@ -92,3 +95,21 @@ def test_what_is_shipped_is_what_common_models_start_with(processor, monkeypatch
                    f"fused:rms_norm:{dtype}", f"weight_only{tiles}:product:4-half-none-{dtype}",
                    f"weight_only{tiles}:product:6-super-none-{dtype}"):  # fmt: skip
         assert wanted in names
+
+
+@pytest.mark.slow
+def test_kernels_of_amx_are_compiled_on_any_processor(tmp_path):
+    """In a process of its own, as sources are written for one processor."""
+    name = "weight_only_tiles:product:4-half-none-bfloat16"
+    code = f"""
+from pathlib import Path
+from scripts import shipped_kernels
+shipped_kernels.write("sapphirerapids", Path({str(tmp_path)!r}), [{name!r}])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "weight_only_tiles-product_4-half-none-bfloat16.o").stat().st_size > 10_000
