@@ -118,7 +118,7 @@ PARTS = (
         (Figure(f"{_SMOLLM2}, W1", _VLLM, "W1", "octavo", ("vllm-cpu",), 1.75),
          Figure(f"{_SMOLLM2}, W1, AVX-512 BF16 without AMX", f"{_VLLM}, the same", "W1",
                 f"octavo{_HELD}", (f"vllm-cpu{_HELD}",), 1.4),
-         Figure("SmolLM2 135M, W1, int8 weight-only, int8 KV", "bf16", "W1",
+         Figure("SmolLM2 135M, W1, int8 weight-only, int8 KV", "Octavo in bf16", "W1",
                 "octavo-int8-kv-int8", ("octavo",), 1.4),
          Figure(f"{_SMOLLM2}, W3", _VLLM, "W3", "octavo", ("vllm-cpu",), 2.0)),
     ),

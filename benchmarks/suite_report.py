@@ -219,16 +219,18 @@ def _bar(made: Row) -> Bar:
 
 def ratios_chart(figures: Figures, rows: Sequence[Row]) -> Chart:
     """How many times as fast as each peer Octavo was, beside what was asked."""
-    bars = [
-        Bar(f"{figure.what}: {figure.against} (asked: {figure.least})", found.value, found.low,
-            found.high, ours=True)
-        for figure, found in _speeds(figures, rows)
-    ]  # fmt: skip
+    bars: dict[str, list[Bar]] = {}
+    for figure, found in _speeds(figures, rows):
+        label = f"{figure.against} (asked: {figure.least})"
+        bars.setdefault(figure.what, []).append(
+            Bar(label, found.value, found.low, found.high, ours=True)
+        )
+    top = max((found.high for _, found in _speeds(figures, rows)), default=None)
     return Chart(
         "How many times as fast as each engine Octavo is",
         "Of the medians; minimum to maximum of the repetitions in pairs. 1 is as fast.",
         "A bar for each comparison; the figures are beside the bars.",
-        _source(rows), [Bars("Times as fast", bars, "{:.2f}")],
+        _source(rows), [Bars(what, panel, "{:.2f}", top) for what, panel in bars.items()],
     )  # fmt: skip
 
 

@@ -40,6 +40,13 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert (high - start) / wide == pytest.approx(80 / 50, abs=0.01)
 
 
+def test_panels_with_the_same_top_have_one_scale() -> None:
+    root = drawn(Bars("a", [Bar("one", 2.0)], "{:.0f}", 4.0),
+                 Bars("b", [Bar("two", 4.0, 3.0, 4.0)], "{:.0f}", 4.0))  # fmt: skip
+    one, two = (float(bar.get("width", 0)) for bar in root.iter(f"{NS}rect"))
+    assert two == pytest.approx(2 * one, abs=0.2)
+
+
 def test_lines_go_through_their_points_and_the_axis_ends_above_them() -> None:
     line = Line("l", [(0, 0.0), (10, 50.0), (20, 100.0)])
     bound = Line("target 97", [(0, 97.0), (20, 97.0)], bound=True)

@@ -89,7 +89,7 @@ def svg(chart: Chart) -> str:
     for panel in chart.panels:
         parts.append(f'<g transform="translate(0 {y:.0f})">')
         if isinstance(panel, Bars):
-            parts += _bars(panel, _label_width(chart.panels))
+            parts += _bars(panel, _label_width(chart.panels), _figure_width(panel, chart.panels))
             y += _HEADING + len(panel.bars) * (_BAR + _SPACE) + _GAP
         else:
             parts += _lines(panel)
@@ -115,10 +115,16 @@ def _label_width(panels: Sequence[Bars | Lines]) -> float:
     return max(_width(bar.label) * (1.12 if bar.ours else 1.0) for bar in bars)
 
 
-def _bars(panel: Bars, label_width: float) -> list[str]:
+def _figure_width(panel: Bars, panels: Sequence[Bars | Lines]) -> float:
+    """Of the figures beside its bars, and beside those of all panels on the same given scale."""
+    alike = [p for p in panels if isinstance(p, Bars) and panel.top and p.top == panel.top]
+    return max(_width(_figure(p, bar)) for p in alike or [panel] for bar in p.bars)
+
+
+def _bars(panel: Bars, label_width: float, figure_width: float) -> list[str]:
     start = _MARGIN + label_width + 10
     figures = [_figure(panel, bar) for bar in panel.bars]
-    room = _WIDTH - _MARGIN - start - max(_width(figure) for figure in figures) - 8
+    room = _WIDTH - _MARGIN - start - figure_width - 8
     top = panel.top or max(max(bar.high or 0, bar.value or 0) for bar in panel.bars) or 1.0
     parts = [_text(_MARGIN, 14, panel.title, size=13, bold=True)]
     for number, (bar, figure) in enumerate(zip(panel.bars, figures, strict=True)):
