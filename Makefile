@@ -63,8 +63,7 @@ docs: $(VENV)/.dev ## regenerate docs/tree.md, docs/flags.md and the table of do
 	@$(PY) -m scripts.docs --write
 
 wheel: $(VENV)/.dev ## the wheel with kernels that are compiled for common processors, in dist/
-	@$(PY) -m scripts.shipped_kernels
-	@$(PY) -m hatchling build -t wheel; status=$$?; \
+	@$(PY) -m scripts.shipped_kernels && $(PY) -m hatchling build -t wheel; status=$$?; \
 	$(PY) -m scripts.shipped_kernels --remove; exit $$status
 
 build: $(VENV)/.dev ## the wheel and the sdist, in dist/

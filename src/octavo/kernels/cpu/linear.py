@@ -3,8 +3,8 @@
 The weight is repacked once and the plain copy is dropped: in tiles for the AMX kernel where
 there is AMX (`gemm_bf16`), else in panels for `gemm_vectors` where there is AVX2, both
 batch-invariant by construction; on other processors reordered for oneDNN, with `batch_invariant`
-around it. Quantized weights go to `weight_only`, or to `gemm_int8` where
-activations are to be quantized, too.
+around it. Quantized weights go to `weight_only`, or to `gemm_int8` where activations are to be
+quantized, too.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ class CpuProducts:
         strict: bool = False,
         allocate: Allocate | None = None,
     ) -> None:
-        """allocate: memory for rows that are computed on as stored; None: torch's."""
+        """allocate: memory for weights that are laid out here; None: torch's."""
         self._max_rows, self._allocate = max_rows, allocate
         self._strict = strict or dtype == torch.float32
         self._shapes: dict[tuple[int, int, bool], BatchInvariantRows] = {}
