@@ -129,6 +129,14 @@ def test_the_activation_of_a_gated_mlp_is_fused(form, biased, activation):
             check(fused(x[:rows]), activate(plain[:rows]).double())
 
 
+def test_a_gated_product_has_the_memory_of_the_one_that_it_replaces():
+    """An arena hands out its memory only once."""
+    packed = pack(drawn(INT4, 64, 96))
+    where = packed.codes.data_ptr(), packed.terms.data_ptr()
+    fused = product(packed, FP32).gated("silu")
+    assert (fused._weight.codes.data_ptr(), fused._weight.terms.data_ptr()) == where
+
+
 def test_halves_that_are_no_whole_panels_and_other_activations_are_not_fused():
     assert product(pack(drawn(INT8, 48, 64)), FP32).gated("silu") is None
     assert product(pack(drawn(INT8, 64, 64)), FP32).gated("relu") is None

@@ -76,9 +76,8 @@ class WeightOnly:
         if activation not in abi.ACTIVATIONS or self._weight.out_size % PANEL:
             return None
         bias = None if self._bias is None else interleaved_columns(self._bias)
-        return WeightOnly(
-            self._weight.interleaved(), bias, self._dtype, self._workspace, activation
-        )
+        self._weight.take(self._weight.interleaved())  # an arena hands out its memory only once
+        return WeightOnly(self._weight, bias, self._dtype, self._workspace, activation)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See the class; x may have gaps between its rows."""

@@ -61,6 +61,13 @@ class PackedCodes:
             make(factors, torch.float16) if factors else None,
         )  # fmt: skip
 
+    def take(self, other: "PackedCodes") -> None:
+        """Become another one of the same form and shape, in this one's memory."""
+        self.codes.copy_(other.codes)
+        self.terms.copy_(other.terms)
+        if self.factors is not None and other.factors is not None:
+            self.factors.copy_(other.factors)
+
     def interleaved(self) -> "PackedCodes":
         """Halves of panels alternately from the first half of the columns and from the second:
         a panel is 16 columns of a gate and the same of what it gates."""
