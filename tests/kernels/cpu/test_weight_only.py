@@ -137,6 +137,22 @@ def test_a_gated_product_has_the_memory_of_the_one_that_it_replaces():
     assert (fused._weight.codes.data_ptr(), fused._weight.terms.data_ptr()) == where
 
 
+def test_each_thread_of_a_replay_has_scratch_however_small_the_product_is(monkeypatch):
+    """One that is called alone runs on one thread, but a captured step on the whole team."""
+    sizes = []
+
+    class Asked(Workspace):
+        def memory(self, size):
+            sizes.append(size)
+            return super().memory(size)
+
+    made = WeightOnly(pack(drawn(INT4, 64, 96)), None, FP32, Asked())
+    for threads in (1, 3):
+        monkeypatch.setattr(openmp, "threads", lambda count=threads: count)
+        made(inputs(9, 96, FP32))
+    assert sizes[1] - sizes[0] == 2 * made._sizes[2] > 0
+
+
 def test_halves_that_are_no_whole_panels_and_other_activations_are_not_fused():
     assert product(pack(drawn(INT8, 48, 64)), FP32).gated("silu") is None
     assert product(pack(drawn(INT8, 64, 64)), FP32).gated("relu") is None

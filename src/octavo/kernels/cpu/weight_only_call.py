@@ -93,7 +93,7 @@ class WeightOnly:
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, (q_stride, sums_stride, scratch_size) = x.shape[0], self._sizes
-        threads = min(openmp.threads(), self._threads)
+        threads = openmp.threads()  # a replay runs on all of them, however small the product is
         spare = rows + _SPARE
         size = spare * (q_stride + sums_stride) + threads * scratch_size + 64
         q = Address(-(-self._workspace.memory(size) // 64) * 64)
@@ -103,7 +103,7 @@ class WeightOnly:
             out_stride=out.stride(0) * out.element_size(), q=q,
             scratch=scratch, sums=Address(scratch + threads * scratch_size), threads=threads,
         )  # fmt: skip
-        self._kernel.run(arguments, threads)
+        self._kernel.run(arguments, min(threads, self._threads))
         return out
 
 
