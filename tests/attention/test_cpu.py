@@ -132,6 +132,16 @@ def test_a_key_with_most_of_the_weight_and_small_values(codes: torch.dtype) -> N
     assert_close(out, run.expected(0)[-1:])
 
 
+@pytest.mark.parametrize("codes", CODES)
+def test_queries_of_zeros_see_what_is_visible(codes: torch.dtype) -> None:
+    """As of a token whose embedding is zero: all that it may see counts alike, and nothing else."""
+    run = Sequences(CpuAttention(), spec_of(3, 1, 64), [70], 16, torch.bfloat16, kv_dtype=codes)
+    run.q[0].zero_()
+    whole = run.attend([70])[0]
+    assert_close(whole, run.expected(0))
+    assert torch.equal(run.chunks(0, 7), whole)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 5, 31, 100, 256, 300, 5000])
 def test_mdl_11_sliding_window(window: int, dtype: torch.dtype) -> None:

@@ -169,7 +169,8 @@ def _integer_head() -> Any:
 
     @jit
     def to_integers(to, x, used, depth):
-        most = vsplat(np.float32(2.0**-100))
+        # The scale multiplies masked scores, too (-1e30): of a head of zeros it must not hide them.
+        most = vsplat(np.float32(2.0**-60))
         for i in range(0, used, LANES):
             most = vlarger(vabs(read(x + i * 2, used - i)), most)
         top = vlargest(most)
