@@ -78,7 +78,15 @@ def wanted() -> list[str]:
     tables = {
         f"{form.bits}-{form.terms}-{form.offset}-{name}" for form in forms if form.offset != "zero"
     }
+    floats = ("bfloat16",) if name == "bfloat16" else ("bfloat16", "float16", "float32")
+    dense: list[tuple[Arguments, Iterable[str]]] = [
+        (abi.GEMM_VECTORS, [f"{weight}-{name}" for weight in floats]),
+        (abi.PACK_VECTORS, floats),
+    ]
+    if has_tiles:
+        dense = [(abi.GEMM_BF16, ("plain", "silu"))]
     listed: list[tuple[Arguments, Iterable[str]]] = [
+        *dense,
         (abi.ATTENTION, (attention, f"{attention}-int8")),
         (abi.RMS_NORM, (name, *([f"{name}-wide"] if name != "float32" else []))),
         (abi.ROPE_WRITE, (name, f"{name}-int8")),
