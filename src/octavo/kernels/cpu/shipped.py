@@ -47,9 +47,15 @@ _FOLDER = "shipped"
 def processor_of(features: frozenset[str]) -> str | None:
     """Of PROCESSORS, the best whose code a processor with these features runs as its own."""
     for name, needed in PROCESSORS.items():
-        if needed <= features and needed & _DECIDING == features & _DECIDING:
+        if needed <= features and _deciding(needed) == _deciding(features):
             return name
     return None
+
+
+def _deciding(features: frozenset[str]) -> frozenset[str]:
+    """Those of _DECIDING; VNNI for vectors of 32 bytes is used only where those of 64 are not."""
+    found = features & _DECIDING
+    return found - {"avxvnni"} if "avx512f" in found else found
 
 
 def read(module: str, name: str) -> bytes | None:
