@@ -50,10 +50,10 @@ def write(processor: str, folder: Path, only: Iterable[str] | None = None) -> No
     features = shipped.PROCESSORS[processor]
     # Numba compiles what it reads, too, and cannot select AMX's instructions for a processor
     # without them.
-    for_numba = {"CPU_NAME": processor, "CPU_FEATURES": ",".join(f"+{f}" for f in sorted(features))}
+    words = ",".join(f"+{feature}" for feature in sorted(features))
     with (
         mock.patch.object(target, "cpu", return_value=(processor, features)),
-        mock.patch.multiple("numba.core.config", **for_numba),
+        mock.patch.multiple("numba.core.config", CPU_NAME=processor, CPU_FEATURES=words),
     ):
         from octavo.kernels.cpu.kernel import Kernel
 

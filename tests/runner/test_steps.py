@@ -105,7 +105,13 @@ def test_not_asked_for_or_not_possible(tmp_path):
     folder = kit.tiny(tmp_path)
     assert steps(make(folder, eager=True)) == "not captured"
     assert steps(make(folder, attention_impl="torch")) == "not captured"
-    assert steps(make(folder, dtype="float32", quantization=None)) == "not captured"
+
+
+def test_products_of_floats_are_captured(tmp_path):
+    if "avx2" not in target.cpu()[1]:
+        pytest.skip("without AVX2 they are calls of a library")
+    model = make(kit.tiny(tmp_path), dtype="float32", quantization=None)
+    assert steps(model) == "captured up to 256 tokens"
 
 
 class Doubtful(CpuAttention):
