@@ -247,6 +247,7 @@ def _speeds(figures: Figures, rows: Sequence[Row]) -> Iterator[tuple[Figure, Out
 def _source(rows: Sequence[Row]) -> str:
     """Of the last of the runs: a suite is several."""
     said = source([dict(rows[-1])])
+    said = re.sub(r", octavo bench compare --suite.*", ", by the suite of `compare`.", said)
     return said.replace("one run:", "one run for each part:")
 
 
@@ -260,8 +261,10 @@ def readme_text(figures: Figures, rows: Sequence[Row]) -> str:
         [
             "![How many times as fast as other engines Octavo is](docs/charts/ratios.svg)", "",
             *lines, "",
-            f"{_source(rows)} W1, W3 and W4 are 64 different requests, 32 that share a prefix, "
-            "and 8 prompts of 3,500 tokens ([rows](benchmarks/results/suite.jsonl)).",
+            _source(rows).replace("by the suite of `compare`", "`python -m benchmarks.compare --suite`"),
+            "W1 and W3 are 64 different requests, and 32 that share a prefix; the 1B shape has random "
+            "weights", "([rows](benchmarks/results/suite.jsonl), medians and spread in "
+            "[`docs/performance.md`](docs/performance.md)).",
         ]
     )  # fmt: skip
 
