@@ -244,10 +244,13 @@ def _speeds(figures: Figures, rows: Sequence[Row]) -> Iterator[tuple[Figure, Out
                 yield figure, found
 
 
+_BY_SUITE = "by the suite of `compare`"
+
+
 def _source(rows: Sequence[Row]) -> str:
     """Of the last of the runs: a suite is several."""
     said = source([dict(rows[-1])])
-    said = re.sub(r", octavo bench compare --suite.*", ", by the suite of `compare`.", said)
+    said = re.sub(r", octavo bench compare --suite.*", f", {_BY_SUITE}.", said)
     return said.replace("one run:", "one run for each part:")
 
 
@@ -261,9 +264,9 @@ def readme_text(figures: Figures, rows: Sequence[Row]) -> str:
         [
             "![How many times as fast as other engines Octavo is](docs/charts/ratios.svg)", "",
             *lines, "",
-            _source(rows).replace("by the suite of `compare`", "`python -m benchmarks.compare --suite`"),
-            "W1 and W3 are 64 different requests, and 32 that share a prefix; the 1B shape has random "
-            "weights", "([rows](benchmarks/results/suite.jsonl), medians and spread in "
+            _source(rows).replace(_BY_SUITE, "`python -m benchmarks.compare --suite`"),
+            "W1 and W3 are 64 different requests, and 32 that share a prefix; the 1B shape has "
+            "random weights", "([rows](benchmarks/results/suite.jsonl), medians and spread in "
             "[`docs/performance.md`](docs/performance.md)).",
         ]
     )  # fmt: skip
