@@ -119,7 +119,9 @@ class _Variant:
     @property
     def products(self) -> Products:
         """What few rows are multiplied by."""
-        numbers = "int16" if self.kind == "bfloat16" and self.stored == "int8" else self.kind
+        numbers = "bfloat16" if self.half else "float32"  # tiles multiply bfloat16, too
+        if self.kind == "bfloat16" and self.stored == "int8":
+            numbers = "int16"
         scaled = self.coded and self.in_place
         return Products(numbers, self.stored if self.in_place else "", scaled)
 
