@@ -48,6 +48,7 @@ RUN_BY = {
     "gguf_call": "gguf",
     "gguf_pack_call": "gguf_pack",
     "weight_only_call": "weight_only",
+    "panels": "weight_only",
     "weight_only_codes": "weight_only",
     "weight_only_many": "weight_only",
     "codes_pack_call": "codes_pack",

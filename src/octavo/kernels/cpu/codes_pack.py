@@ -13,6 +13,7 @@ from numba import types
 
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.gguf_pack import MINUS_128, PIECE, Put, shuffled, transpose
+from octavo.kernels.cpu.panels import each_panel
 from octavo.kernels.cpu.simd import (
     F32,
     I8,
@@ -132,18 +133,7 @@ def pack(variant: str) -> Any:
         for first in range(0, columns, PIECE):
             piece(a, number * 32, many, first, min(columns, first + PIECE), codes)
 
-    @jit
-    def work(a):
-        panels = (geti(a + _CALL.rows) + 31) // 32
-        number = take(a)
-        while number < panels:
-            panel(a, number)
-            number = take(a)
-
-    def kernel(a: int) -> None:
-        work(a)
-
-    return kernel
+    return each_panel(_CALL, panel)
 
 
 def _nibbles(row: Any, size: int) -> Any:

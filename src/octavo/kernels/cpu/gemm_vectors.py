@@ -29,7 +29,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.activations import activated
+from octavo.kernels.cpu.panels import put_rows
 from octavo.kernels.cpu.simd import (
     F32,
     HAS_DOT,
@@ -50,16 +50,12 @@ from octavo.kernels.cpu.simd import (
     offset,
     op,
     prefetch,
-    row_memory,
     set16,
     set32,
     splat,
     stack,
     store,
     take,
-    vadd,
-    vload,
-    vmul,
     zero,
 )
 
@@ -187,39 +183,11 @@ def _low_tiles(kinds: _Types) -> Any:
     return low
 
 
-def _put(dtype: str) -> Any:
-    """A function that stores y of sums [n, 32] of a panel, of rows r... ."""
-    size, _, write = row_memory(dtype == "bfloat16")
-    silu, gelu = (activated(name) for name in abi.ACTIVATIONS)
-
-    @jit
-    def put(a, sums, r, n, panel):
-        columns, bias = geti(a + _ARGUMENTS.out_size), geti(a + _ARGUMENTS.bias)
-        kind = geti(a + _ARGUMENTS.activation)
-        column = panel * 32 if kind == 0 else panel * 16
-        stride = geti(a + _ARGUMENTS.out_stride)
-        out = geti(a + _ARGUMENTS.out) + r * stride + column * size
-        for i in range(n):
-            here = sums + i * _SUMS
-            for c in range(0, min(32 if kind == 0 else 16, columns - column), LANES):
-                value = vload(here + c * 4)
-                if bias != 0:
-                    value = vadd(value, vload(bias + (panel * 32 + c) * 4))
-                if kind != 0:
-                    up = vload(here + 64 + c * 4)
-                    if bias != 0:
-                        up = vadd(up, vload(bias + (panel * 32 + 16 + c) * 4))
-                    value = vmul(silu(value) if kind == 1 else gelu(value), up)
-                write(out + i * stride + c * size, value, columns - column - c)
-
-    return put
-
-
 def linear(variant: str) -> Any:
     """`variant` is "bfloat16-float32" and so on: the types of W, and of x and y."""
     weight, dtype = variant.split("-")
     kinds = _Types(weight, dtype)
-    low, put = _low_tiles(kinds), _put(dtype)
+    low, put = _low_tiles(kinds), put_rows(_ARGUMENTS, dtype, _SUMS)
     tall = _tile(kinds, _TALL, 4 if LANES == 16 else 2, 2)
     step_bytes, x_step = kinds.step_bytes, 2 * kinds.x_bytes
     memory, most = stack(_MOST_ROWS * _SUMS), _LOW[-1]

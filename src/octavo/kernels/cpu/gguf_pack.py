@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.panels import each_panel
 from octavo.kernels.cpu.simd import (
     I8,
     I16,
@@ -27,7 +28,6 @@ from octavo.kernels.cpu.simd import (
     set32,
     stack,
     store,
-    take,
     zero,
 )  # fmt: skip
 
@@ -318,18 +318,7 @@ def pack(variant: str) -> Any:
             end = min(blocks, first + PIECE // values)
             row(a, number * 32, many, first, end, codes, terms, factors)
 
-    @jit
-    def work(a):
-        panels = (geti(a + _CALL.rows) + 31) // 32
-        number = take(a)
-        while number < panels:
-            panel(a, number)
-            number = take(a)
-
-    def kernel(a: int) -> None:
-        work(a)
-
-    return kernel
+    return each_panel(_CALL, panel)
 
 
 def _planes(steps: tuple[int, int, int], kind: _Blocks, block: Any) -> Any:

@@ -21,19 +21,16 @@ once. For more rows see `weight_only_many`. Layout of the weight: see `weight_on
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.activations import activated
+from octavo.kernels.cpu.panels import put_rows
 from octavo.kernels.cpu.simd import (
     F32,
     HAS_DOT,
-    I8,
     I32,
     I64,
     LANES,
-    call,
     const,
     geti,
     jit,
@@ -42,7 +39,7 @@ from octavo.kernels.cpu.simd import (
     offset,
     op,
     peek,
-    pointer,
+    prefetch,
     row_memory,
     setf,
     splat,
@@ -50,8 +47,6 @@ from octavo.kernels.cpu.simd import (
     store,
     take,
     vadd,
-    vload,
-    vmul,
     vsplat,
     vsum,
 )  # fmt: skip
@@ -99,7 +94,7 @@ def _dots(codes: Codes, terms: Terms, rows: int, source: str) -> Any:
                 block = b.add(here, b.mul(i, I64(codes.block_bytes)))
                 if rows <= _FETCHING_ROWS:
                     for line in range(0, codes.block_bytes, 64):
-                        _fetch(b, offset(b, block, _FETCHED + line))
+                        prefetch(b, offset(b, block, _FETCHED + line), 3)
                 at = b.mul(i, I64(16 * size))
                 words = [b.add(line, at) for line in lines]
                 return block_sums(b, weight.table, block, words, list(sums))
@@ -113,11 +108,6 @@ def _dots(codes: Codes, terms: Terms, rows: int, source: str) -> Any:
             store(b, total, offset(b, to, line * SUMS + vector * 4 * LANES))
 
     return op(types.void, *[types.int64] * 4)(dots)
-
-
-def _fetch(b: Any, address: Any) -> None:
-    flags = [ir.Constant(I32, value) for value in (0, 3, 1)]
-    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *flags)
 
 
 def _prepare(dtype: str, pairs: bool, has_offset: str) -> Any:
@@ -158,34 +148,6 @@ def _prepare(dtype: str, pairs: bool, has_offset: str) -> Any:
     return prepare
 
 
-def put_rows(dtype: str) -> Any:
-    """A function that stores y of sums[n, 32] of a panel, of rows r... ."""
-    size, _, write = row_memory(dtype == "bfloat16")
-    silu, gelu = (activated(name) for name in abi.ACTIVATIONS)
-
-    @jit
-    def put(a, sums, r, n, panel):
-        columns, bias = geti(a + _ARGUMENTS.out_size), geti(a + _ARGUMENTS.bias)
-        kind = geti(a + _ARGUMENTS.activation)
-        column = panel * 32 if kind == 0 else panel * 16
-        stride = geti(a + _ARGUMENTS.out_stride)
-        out = geti(a + _ARGUMENTS.out) + r * stride + column * size
-        for i in range(n):
-            here = sums + i * SUMS
-            for c in range(0, min(32 if kind == 0 else 16, columns - column), LANES):
-                value = vload(here + c * 4)
-                if bias != 0:
-                    value = vadd(value, vload(bias + (panel * 32 + c) * 4))
-                if kind != 0:
-                    up = vload(here + 64 + c * 4)
-                    if bias != 0:
-                        up = vadd(up, vload(bias + (panel * 32 + 16 + c) * 4))
-                    value = vmul(silu(value) if kind == 1 else gelu(value), up)
-                write(out + i * stride + c * size, value, columns - column - c)
-
-    return put
-
-
 def product(variant: str) -> Any:
     """`variant` is "4-half-none-bfloat16", "6-super-none-float32", "4table-half-none-float32" and
     so on: bits, how terms are stored, which offset, and the type of x and y."""
@@ -193,7 +155,7 @@ def product(variant: str) -> Any:
     pairs = HAS_DOT and dtype == "bfloat16"
     codes = Codes(int(bits[0]), not bits.endswith("table"), pairs)
     terms = Terms(kind, has_offset)
-    prepare, put = _prepare(dtype, pairs, has_offset), put_rows(dtype)
+    prepare, put = _prepare(dtype, pairs, has_offset), put_rows(_ARGUMENTS, dtype, SUMS)
     direct = dtype == ("bfloat16" if pairs else "float32")
     compute_few = _few_rows(codes, terms, put, direct)
     compute_many = many_rows(codes, terms, put)

@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import types
 
 from octavo.kernels.cpu import abi, amx
+from octavo.kernels.cpu.panels import put_rows
 from octavo.kernels.cpu.simd import (
     I16,
     I64,
@@ -40,7 +41,6 @@ from octavo.kernels.cpu.simd import (
     take,
     zero,
 )
-from octavo.kernels.cpu.weight_only import put_rows
 from octavo.kernels.cpu.weight_only_codes import SUMS, Codes, Panel, Terms
 
 _ARGUMENTS = abi.WEIGHT_ONLY_TILES.offset
@@ -265,7 +265,7 @@ def product(variant: str) -> Any:
     assert dtype == "bfloat16"
     codes = Codes(int(bits[0]), not bits.endswith("table"), pairs=True)
     unpack = _whole_steps(_unpack(codes, Terms(kind, has_offset)))
-    put = put_rows(dtype)
+    put = put_rows(_ARGUMENTS, dtype, SUMS)
     few, many = _few_rows(unpack, put), _many_rows(unpack, put)
     memory = stack(64 + 32 * SUMS)  # the tile configuration, then the sums
 
